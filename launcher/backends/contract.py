@@ -20,6 +20,8 @@ from launcher.trials.job import Handle, Job, JobState
 class BackendError(RuntimeError):
     """The place refuses, or cannot be reached for longer than is worth waiting. ``str(error)`` is one plain line for a person."""
 
+    exit_code = 1
+
 
 class NoRoom(BackendError):
     """The place takes no more jobs until others have ended."""

@@ -75,22 +75,17 @@ def main(argv: list[str]) -> int:
         if (given := getattr(arguments, name)) is not None:
             raise ConfigError(f"{option(name)} {given} is for tasks; name some with --tasks, or leave it out")
     from launcher.config import check_launchable, check_ours, compose, locate_data, resolve
-    from launcher.sweep.oneoff import JobError, run_job
+    from launcher.sweep.oneoff import run_job
 
     config = compose(arguments.overrides, arguments.config_dir)
     check_launchable(config)
     check_ours(config, "evaluate")
     wanted = for_evaluation(config, arguments.checkpoint, arguments.overrides)
-    try:
-        told = StageRun(verb="evaluate", sources={"model": str(wanted.run.checkpoint.dir)})
-        located = locate_data(resolve(wanted))
-        if note := doubt(located):
-            print(note, file=sys.stderr)
-        result = run_job(located, "evaluate", lambda *_: None, stage=told)
-    except JobError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    figures = result["evaluation"]
+    told = StageRun(verb="evaluate", sources={"model": str(wanted.run.checkpoint.dir)})
+    located = locate_data(resolve(wanted))
+    if note := doubt(located):
+        print(note, file=sys.stderr)
+    figures = run_job(located, "evaluate", lambda *_: None, stage=told)["evaluation"]
     print(json.dumps(figures) if arguments.json else sentence(figures))
     return 0
 
@@ -100,18 +95,14 @@ def evaluate_tasks(arguments: argparse.Namespace) -> int:
     from launcher.cli.generate import for_generation, told
     from launcher.config import locate_data
     from launcher.stages.tasks import check_tasks
-    from launcher.sweep.oneoff import JobError, run_job
+    from launcher.sweep.oneoff import run_job
 
     names = arguments.tasks.split(",")
     check_tasks(names, arguments.tasks_folder)
     config = for_generation(str(arguments.checkpoint), arguments.overrides, arguments.config_dir)
     given = {name: value for name in OF_TASKS if (value := getattr(arguments, name)) is not None}
     command = ScoreCommand(model=str(arguments.checkpoint), tasks=names, **given)
-    try:
-        figures = run_job(locate_data(config), "evaluate", lambda *_: None, stage=told("evaluate", command))["evaluation"]
-    except JobError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    figures = run_job(locate_data(config), "evaluate", lambda *_: None, stage=told("evaluate", command))["evaluation"]
     print(json.dumps(figures) if arguments.json else scores(figures))
     return 0
 

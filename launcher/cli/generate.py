@@ -37,17 +37,13 @@ def main(argv: list[str]) -> int:
     if not overrides:
         return run("trainer.generate", *words)
     from launcher.config import locate_data
-    from launcher.sweep.oneoff import JobError, run_job
+    from launcher.sweep.oneoff import run_job
 
     arguments = parsed(generate_parser(), words)
     command = asked(GenerateCommand, arguments)
     config = for_generation(command.model, overrides, own)
     copy = copier(not arguments.json and config.cluster.shares_files)  # else what is written is not seen while it grows
-    try:
-        result = run_job(locate_data(config), "generate", lambda *_: None, stage=told("generate", command), watch=copy)
-    except JobError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    result = run_job(locate_data(config), "generate", lambda *_: None, stage=told("generate", command), watch=copy)
     if arguments.json:
         print(json.dumps(result["completions"]))
     elif not config.cluster.shares_files:

@@ -132,7 +132,7 @@ def run_verb(verb: str, argv: list[str]) -> int:
         if not isinstance(error, BackendError):
             raise
         print(f"error: {shown(error)}", file=sys.stderr)
-        return 1
+        return error.exit_code
 
 
 def usage() -> str:

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         need("train", "serving a model")
         os.execve(sys.executable, module("trainer.generate.serve", *argv), os.environ | finding_ours())  # signals reach the server itself
     from launcher.config import locate_data
-    from launcher.sweep.oneoff import JobError, run_job
+    from launcher.sweep.oneoff import run_job
 
     command = asked(ServeCommand, parsed(serve_parser(), words))
     config, copy = for_generation(command.model, overrides, own), copier(True)
@@ -45,9 +45,5 @@ def main(argv: list[str]) -> int:
             leave(number, frame)
         ending.append(number)
 
-    try:
-        run_job(locate_data(config), "serve", lambda *_: None, stage=told("serve", command), watch=watch, on_signal=on_signal)
-    except JobError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    run_job(locate_data(config), "serve", lambda *_: None, stage=told("serve", command), watch=watch, on_signal=on_signal)
     return 0

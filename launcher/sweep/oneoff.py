@@ -36,12 +36,12 @@ _ROOM_SECONDS = 10.0
 """How often a place that took no more jobs is asked again."""
 
 
-class JobError(RuntimeError):
-    """The job failed. ``str(error)`` is one plain line; ``exit_code`` that of the command: 2 if the job found its input wrong."""
+class JobError(BackendError):
+    """The job failed. ``exit_code`` is that of the command: 2 if the job found its input wrong."""
 
-    @property
-    def exit_code(self) -> int:
-        return ConfigError.exit_code if str(self).startswith(f"{Reason.CONFIGURATION.value}: ") else 1
+    def __init__(self, words: str):
+        super().__init__(words)
+        self.exit_code = ConfigError.exit_code if words.startswith(f"{Reason.CONFIGURATION.value}: ") else 1
 
 
 def run_job(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,19 +10,19 @@ from typing import Any, ClassVar
 from launcher.config import Config, check_ours
 from launcher.stages import predicted
 from launcher.stages.kinds.generate import GenerateStage
-from launcher.stages.kinds.train import TuneStage
-from launcher.stages.stage import MODEL, ArtifactKinds, KnownModel, PlannedStage, Stage
+from launcher.stages.kinds.train import RunStage
+from launcher.stages.stage import MODEL, ArtifactKinds, PlannedStage, Stage, StagePlan
 from launcher.stages.tasks import check_tasks
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import RunConfig
 from trainer.shared.run.stages import EvaluateSettings
 
 
-class EvaluateStage(TuneStage):
+class EvaluateStage(RunStage):
     """Figures of a text."""
 
     verb = "evaluate"
+    takes: ClassVar[ArtifactKinds] = {"model": (ArtifactKind.CHECKPOINT,), "data": (ArtifactKind.CORPUS,)}
     gives = ArtifactKind.METRICS
     own = EvaluateSettings
     work = "trainer.stages.kinds:EvaluateWork"
@@ -40,27 +39,16 @@ class EvaluateStage(TuneStage):
             )
         return found
 
-    def check_trainer(self, config: Config) -> None:
+    def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
         check_ours(config, self.verb)
-
-    def check_model(self, known: KnownModel, is_made: bool) -> None:
-        if not (is_made or self.reads_examples):
+        if not self.reads_examples and self.inputs["model"] not in before:
             raise ConfigError(f"inputs.model={self.inputs['model']} is a folder; use 'trireme evaluate FOLDER', or name a train stage")
-
-    def run_config(self, run: RunConfig) -> RunConfig:
-        return dataclasses.replace(run, task="evaluate", warmup_steps=0)
-
-    def seconds(self, config: Config) -> float | None:
-        return predicted.fitting(config, predicted.of_evaluation(config))
-
-    def makes(self, config: Config, before: Mapping[str, PlannedStage]) -> None:
-        return None
-
-    def checkpoints(self, item: PlannedStage) -> Path:
-        return item.sources["model"]
+        config = self.resolved(config, before, task="evaluate", warmup_steps=0)
+        seconds = predicted.fitting(config, predicted.of_evaluation(config))
+        return StagePlan(config=config, content=self.content(config), predicted_s=seconds)
 
     def placed(self, item: PlannedStage) -> Config:
-        return dataclasses.replace(super().placed(item), tune=item.config.tune)
+        return self.in_folders(item, item.sources["model"])
 
 
 class ScoreStage(GenerateStage):
@@ -76,18 +64,17 @@ class ScoreStage(GenerateStage):
     def inputs_taken(self) -> ArtifactKinds:
         return {name: kinds for name, kinds in self.takes.items() if name == "model" or name in self.inputs}
 
-    def seconds(self, config: Config, settings: dict[str, Any], known: KnownModel, before: Mapping[str, PlannedStage]) -> None:
-        """Tasks are not predicted."""
-        fetched = self.inputs.get("tasks", "")
+    def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
+        """Tasks are not predicted. A folder of them is told apart by the state of its files."""
+        planned, fetched = self.reading(config, before), self.inputs.get("tasks", "")
+        settings = planned.settings
         check_tasks(settings["tasks"], fetched or settings["tasks_folder"], before[fetched].settings["tasks"] if fetched in before else ())
-        predicted.fitting(config, predicted.of_generation(config, [" " * config.model.seq], 1))
-
-    def files(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Those of a folder of tasks, whose path becomes absolute."""
-        if not settings["tasks_folder"]:
-            return {}
-        folder = settings["tasks_folder"] = os.path.abspath(settings["tasks_folder"])
-        return {"files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(Path(folder).glob("*"))]}
+        predicted.fitting(planned.config, predicted.of_generation(planned.config, [" " * planned.config.model.seq], 1))
+        if settings["tasks_folder"]:
+            folder = settings["tasks_folder"] = os.path.abspath(settings["tasks_folder"])
+            files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(Path(folder).glob("*"))]
+            planned.content |= {"tasks_folder": folder, "files": files}
+        return planned
 
     def told(self, item: PlannedStage) -> dict[str, Any]:
         return super().told(item) | ({"tasks_folder": str(item.sources["tasks"])} if "tasks" in item.sources else {})

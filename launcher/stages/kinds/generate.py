@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from launcher.config import Config, check_ours
 from launcher.config.rules import generating
 from launcher.stages import predicted
-from launcher.stages.stage import MODEL, PLACE, ArtifactKinds, KnownModel, PlannedStage, Stage, StagePlan, check_tokenizer, known_model
+from launcher.stages.stage import MODEL, PLACE, ArtifactKinds, PlannedStage, Stage, StagePlan, check_tokenizer, known_model
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
@@ -17,7 +17,7 @@ from trainer.shared.run.tuning import virtual_tokens
 
 
 class GenerateStage(Stage):
-    """Text, or what else is made by reading a model's weights and its tokenizer on the ranks of a layout."""
+    """Text."""
 
     verb = "generate"
     takes: ClassVar[ArtifactKinds] = {"model": MODEL}
@@ -27,26 +27,24 @@ class GenerateStage(Stage):
     work = "trainer.stages.kinds:GenerateWork"
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        check_ours(config, self.verb)
-        settings, known = to_dict(self.typed()), known_model(self, before)
-        config = generating(config, known.model)
-        check_tokenizer(self)
-        seconds = self.seconds(config, settings, known, before)
-        place = {"layout": to_dict(config.layout), "precision": config.run.precision} | self.files(settings)
-        return StagePlan(config=config, content=settings | place, settings=settings, predicted_s=seconds)
-
-    def seconds(self, config: Config, settings: dict[str, Any], known: KnownModel, before: Mapping[str, PlannedStage]) -> float | None:
-        """What it is expected to take, where that is known. ``ConfigError`` for wrong settings, and for what cannot fit into memory."""
-        if not settings["prompts"]:
+        planned = self.reading(config, before)
+        prompts, tokens = planned.settings["prompts"], planned.settings["tokens"]
+        if not prompts:
             raise ConfigError(f"stages.{self.name}.prompts=[] leaves nothing to continue; give at least one text")
-        seq = config.model.seq - virtual_tokens(known.tune)
-        if settings["tokens"] >= seq:
-            raise ConfigError(f"tokens={settings['tokens']} leave no room for a prompt in model.seq={seq}; ask for fewer")
-        return predicted.fitting(config, predicted.of_generation(config, settings["prompts"], settings["tokens"]))
+        seq = planned.config.model.seq - virtual_tokens(known_model(self, before).tune)
+        if tokens >= seq:
+            raise ConfigError(f"tokens={tokens} leave no room for a prompt in model.seq={seq}; ask for fewer")
+        planned.predicted_s = predicted.fitting(planned.config, predicted.of_generation(planned.config, prompts, tokens))
+        return planned
 
-    def files(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """What tells apart two states of the files that its settings name."""
-        return {}
+    def reading(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
+        """What only reads a model's weights and its tokenizer, on the ranks of a layout."""
+        check_ours(config, self.verb)
+        settings = to_dict(self.typed())
+        config = generating(config, known_model(self, before).model)
+        check_tokenizer(self)
+        content = settings | {"layout": to_dict(config.layout), "precision": config.run.precision}
+        return StagePlan(config=config, content=content, settings=settings)
 
     def told(self, item: PlannedStage) -> dict[str, Any]:
         return item.settings | {"model": str(item.sources["model"])}

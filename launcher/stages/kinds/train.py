@@ -29,15 +29,85 @@ from trainer.shared.corpora.index import TOKENIZER, check_corpus
 from trainer.shared.records.artifacts import CHECKPOINTS, ArtifactKind
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten, to_dict
-from trainer.shared.run.schema import RunConfig
 from trainer.shared.run.stages import ChooseSettings
 
 BYTES_ONLY = 257
 """A vocabulary of up to so many tokens is that of the bytes and the end token, whatever the text."""
 
 
-class TrainStage(Stage):
-    """A run on ranks with a configuration of its own. Its defaults are those of a training."""
+class RunStage(Stage):
+    """A run on ranks with a configuration of its own, on a text or, of a model that it takes, on examples in the words of that model."""
+
+    @property
+    def reads_examples(self) -> bool:
+        return "model" in self.takes and flatten(self.settings).get("data.kind") == "instructions"
+
+    def inputs_taken(self) -> ArtifactKinds:
+        return {name: kinds for name, kinds in self.takes.items() if name != "data" or not self.reads_examples}
+
+    def resolved(self, config: Config, before: Mapping[str, PlannedStage], **run: Any) -> Config:
+        """The resolved run with these keys of section ``run``; its folders are filled in when it starts."""
+        check_launchable(config)
+        if config.data.kind == "synthetic":
+            raise ConfigError(f"data.kind={config.data.kind} takes no corpus; leave it out")
+        if "model" in self.takes:
+            config = self._with_model(config, before)
+        config = resolve(dataclasses.replace(config, run=dataclasses.replace(config.run, **run)))
+        if not self.reads_examples:
+            _check_corpus(self.inputs["data"], config, before)
+        return config
+
+    def trained(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
+        """A training. It ends with an artifact, and only our trainer knows how to take and to write one."""
+        if config.trainer.foreign:
+            raise ConfigError(
+                f"trainer={config.trainer.name} is not told what a stage takes ({', '.join(self.inputs_taken())}), and makes no checkpoint "
+                f"that other stages could take; use trainer={OWN}, or run it outside of pipelines: trireme train"
+            )
+        checkpoint = dataclasses.replace(config.run.checkpoint, every=config.run.checkpoint.every or config.run.steps)
+        config = self.resolved(config, before, task="train", checkpoint=checkpoint)
+        seconds = predicted.fitting(config, predicted.of_training(config), "layout.tensor, layout.pipeline or layout.sharding")
+        return StagePlan(config=config, content=self.content(config), predicted_s=seconds)
+
+    def content(self, config: Config) -> dict[str, Any]:
+        """What decides the result of a run, without folders and without where and how it is watched."""
+        content = to_dict(config.train_config())
+        del content["tracking"], content["requests"]
+        for name in ("path", "source", "pattern", "text_key", "vocab"):
+            del content["data"][name]
+        del content["run"]["checkpoint"]["dir"], content["tune"]["base"]
+        if config.data.kind == "instructions":
+            content["data"]["examples"] = check_examples(config.data, config.tune if config.run.task == "train" else None)
+        return content
+
+    def in_folders(self, item: PlannedStage, checkpoints: Path) -> Config:
+        """Its configuration with the folder of its checkpoints, and with those that it takes."""
+        run, data = item.config.run, item.config.data
+        run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(checkpoints)))
+        data = with_paths(dataclasses.replace(data, path=str(item.sources["model" if self.reads_examples else "data"])))
+        config = dataclasses.replace(item.config, run=run, data=data)
+        if self.reads_examples and item.made is None and Path(data.path, TOKENIZER).is_file():  # else its stage will make it
+            check_answers(config)
+        return config
+
+    def _with_model(self, config: Config, before: Mapping[str, PlannedStage]) -> Config:
+        """``config`` with the model that the stage takes, whose words its text must have, and rows of the stage's length."""
+        given = {key.partition("=")[0]: key for key in self.overrides}
+        if other := [given[name] for name in given if name.split(".")[0] == "model" and name != "model.seq"]:
+            raise ConfigError(f"{other[0]}: the model is the checkpoint's; leave it out")
+        known = known_model(self, before)
+        if self.reads_examples:
+            check_tokenizer(self)
+        elif self.inputs["model"] in before:
+            _check_spelling(self.inputs["model"], self.inputs["data"], known.text, before)
+        seq, longest = config.model.seq if "model.seq" in given else known.rows, known.model.seq
+        if seq > longest:
+            raise ConfigError(f"model.seq={seq} is longer than the {longest} positions that the model was made for; use {longest} or less")
+        return dataclasses.replace(config, model=dataclasses.replace(known.model, seq=seq))
+
+
+class TrainStage(RunStage):
+    """A checkpoint."""
 
     verb = "train"
     takes: ClassVar[ArtifactKinds] = {"data": (ArtifactKind.CORPUS,)}
@@ -49,103 +119,34 @@ class TrainStage(Stage):
         return _spread(name, table) if any(key.partition(".")[0] in ("over", "best") for key in table) else super().read(name, table)
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        self.check_trainer(config)
-        check_launchable(config)
-        if config.data.kind == "synthetic":
-            raise ConfigError(f"data.kind={config.data.kind} takes no corpus; leave it out")
-        config = self.with_model(config, before)
-        config = resolve(dataclasses.replace(config, run=self.run_config(config.run)))
-        if "data" in self.inputs_taken():
-            _check_corpus(self.inputs["data"], config, before)
-        return StagePlan(config=config, content=_content(config), predicted_s=self.seconds(config), makes=self.makes(config, before))
-
-    def check_trainer(self, config: Config) -> None:
-        """``ConfigError`` for another trainer than ours: only that knows how to take and to write an artifact."""
-        if config.trainer.foreign:
-            raise ConfigError(
-                f"trainer={config.trainer.name} is not told what a stage takes ({', '.join(self.inputs_taken())}), and makes no checkpoint "
-                f"that other stages could take; use trainer={OWN}, or run it outside of pipelines: trireme train"
-            )
-
-    def with_model(self, config: Config, before: Mapping[str, PlannedStage]) -> Config:
-        """``config`` with the model of the run."""
-        return config
-
-    def run_config(self, run: RunConfig) -> RunConfig:
-        """Section ``run``; the folder of checkpoints is filled in when it starts."""
-        every = run.checkpoint.every or run.steps
-        return dataclasses.replace(run, task="train", checkpoint=dataclasses.replace(run.checkpoint, every=every))
-
-    def seconds(self, config: Config) -> float | None:
-        """What it is expected to take, where something is known. ``ConfigError`` for what cannot fit into memory."""
-        return predicted.fitting(config, predicted.of_training(config), "layout.tensor, layout.pipeline or layout.sharding")
-
-    def makes(self, config: Config, before: Mapping[str, PlannedStage]) -> KnownModel | None:
-        """What is known of the model that it makes."""
-        return KnownModel(config.model, config.tune, config.model.seq, self.inputs["data"])
-
-    def checkpoints(self, item: PlannedStage) -> Path:
-        """Its ``run.checkpoint.dir``."""
-        return item.artifact_folder / CHECKPOINTS
+        planned = self.trained(config, before)
+        planned.makes = KnownModel(planned.config.model, planned.config.tune, planned.config.model.seq, self.inputs["data"])
+        return planned
 
     def placed(self, item: PlannedStage) -> Config:
-        run, data = item.config.run, item.config.data
-        run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(self.checkpoints(item))))
-        data = with_paths(dataclasses.replace(data, path=str(item.sources.get("data") or item.sources["model"])))
-        return dataclasses.replace(item.config, run=run, data=data)
+        return self.in_folders(item, item.artifact_folder / CHECKPOINTS)
 
 
-class TuneStage(TrainStage):
-    """A checkpoint, of all weights or of what was added to those of the base; or what else takes a model and a text, or examples in the
-    words of the model."""
+class TuneStage(RunStage):
+    """A checkpoint, of all weights or of what was added to those of the base."""
 
     verb = "tune"
     takes: ClassVar[ArtifactKinds] = {"model": (ArtifactKind.CHECKPOINT,), "data": (ArtifactKind.CORPUS,)}
+    gives = ArtifactKind.CHECKPOINT
+    work = "trainer.stages.kinds:TrainWork"
 
-    @classmethod
-    def read(cls, name: str, table: Mapping[str, Any]) -> list[Stage]:
-        return super(TrainStage, cls).read(name, table)  # ``over`` is of trainings alone
-
-    @property
-    def reads_examples(self) -> bool:
-        """Whether a model is tuned to examples, or asked them: its tokenizer is that of the model."""
-        return flatten(self.settings).get("data.kind") == "instructions"
-
-    def inputs_taken(self) -> ArtifactKinds:
-        return {name: kinds for name, kinds in self.takes.items() if name != "data" or not self.reads_examples}
-
-    def with_model(self, config: Config, before: Mapping[str, PlannedStage]) -> Config:
-        """The model is that of the checkpoint, whose words its text must have, and rows are of the stage's length."""
-        given = {key.partition("=")[0]: key for key in self.overrides}
-        if other := [given[name] for name in given if name.split(".")[0] == "model" and name != "model.seq"]:
-            raise ConfigError(f"{other[0]}: the model is the checkpoint's; leave it out")
-        known, is_made = known_model(self, before), self.inputs["model"] in before
-        if self.reads_examples:
-            check_tokenizer(self)
-        self.check_model(known, is_made)
-        if is_made and not self.reads_examples:
-            _check_spelling(self.inputs["model"], self.inputs["data"], known.text, before)
-        seq, longest = config.model.seq if "model.seq" in given else known.rows, known.model.seq
-        if seq > longest:
-            raise ConfigError(f"model.seq={seq} is longer than the {longest} positions that the model was made for; use {longest} or less")
-        return dataclasses.replace(config, model=dataclasses.replace(known.model, seq=seq))
-
-    def check_model(self, known: KnownModel, is_made: bool) -> None:
-        """``ConfigError`` for a model that it cannot take; ``is_made`` by another stage."""
-        if known.tune.method != "full":
+    def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
+        source, base = self.inputs["model"], known_model(self, before)
+        if base.tune.method != "full":
             raise ConfigError(
-                f"inputs.model={self.inputs['model']} gives {known.tune.method} weights alone, which are no base; "
-                "tune what it was tuned from"
+                f"inputs.model={source} gives {base.tune.method} weights alone, which are no base; tune what it was tuned from"
             )
-
-    def makes(self, config: Config, before: Mapping[str, PlannedStage]) -> KnownModel | None:
-        base = known_model(self, before)
-        return KnownModel(base.model, config.tune, config.model.seq, self.inputs.get("data") or base.text)
+        planned = self.trained(config, before)
+        planned.makes = KnownModel(base.model, planned.config.tune, planned.config.model.seq, self.inputs.get("data") or base.text)
+        return planned
 
     def placed(self, item: PlannedStage) -> Config:
-        config = super().placed(item)
-        if self.reads_examples and item.made is None and Path(config.data.path, TOKENIZER).is_file():  # else its stage will make it
-            check_answers(config)
+        config = self.in_folders(item, item.artifact_folder / CHECKPOINTS)
         return dataclasses.replace(config, tune=dataclasses.replace(config.tune, base=str(item.sources["model"])))
 
 
@@ -214,15 +215,3 @@ def _check_spelling(model: str, text: str, trained: str | None, before: Mapping[
         f"inputs.data={text} has not the tokenizer of {trained}, with which {model} is trained; evaluate on {trained}, "
         "with data.held_out, or prepare both texts together"
     )
-
-
-def _content(config: Config) -> dict[str, Any]:
-    """What decides the result of a run, without folders and without where and how it is watched."""
-    content = to_dict(config.train_config())
-    del content["tracking"], content["requests"]
-    for name in ("path", "source", "pattern", "text_key", "vocab"):
-        del content["data"][name]
-    del content["run"]["checkpoint"]["dir"], content["tune"]["base"]
-    if config.data.kind == "instructions":
-        content["data"]["examples"] = check_examples(config.data, config.tune if config.run.task == "train" else None)
-    return content
