@@ -42,11 +42,6 @@ OF_TASKS = ("tasks_folder", "tokenizer", "limit", "task")
 """Arguments that an evaluation on a corpus does not take."""
 
 
-def option(name: str) -> str:
-    """The word of an argument."""
-    return f"--{name.replace('_', '-')}"
-
-
 def main(argv: list[str]) -> int:
     """0 when it was evaluated, 1 when the job failed, 2 for wrong input."""
     parser = argparse.ArgumentParser("trireme evaluate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,7 +68,7 @@ def main(argv: list[str]) -> int:
         return evaluate_tasks(arguments)
     for name in OF_TASKS:
         if (given := getattr(arguments, name)) is not None:
-            raise ConfigError(f"{option(name)} {given} is for tasks; name some with --tasks, or leave it out")
+            raise ConfigError(f"--{name.replace('_', '-')} {given} is for tasks; name some with --tasks, or leave it out")
     from launcher.config import check_launchable, check_ours, compose, locate_data, resolve
     from launcher.sweep.oneoff import run_job
 

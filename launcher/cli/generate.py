@@ -17,7 +17,7 @@ from launcher.config.packages import need
 from launcher.own_python import run
 from trainer.shared.records.model_files import model_of
 from trainer.shared.records.stage_run import StageRun
-from trainer.shared.run.command_lines import FILES, GenerateCommand, ReadWeights, asked, generate_parser
+from trainer.shared.run.command_lines import FILES, GenerateCommand, ReadWeights, asked, generate_parser, write_completions
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.stages import TEXT
@@ -44,6 +44,8 @@ def main(argv: list[str]) -> int:
     config = for_generation(command.model, overrides, own)
     copy = copier(not arguments.json and config.cluster.shares_files)  # else what is written is not seen while it grows
     result = run_job(locate_data(config), "generate", lambda *_: None, stage=told("generate", command), watch=copy)
+    if arguments.out is not None:
+        write_completions(arguments.out, result["completions"])
     if arguments.json:
         print(json.dumps(result["completions"]))
     elif not config.cluster.shares_files:

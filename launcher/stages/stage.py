@@ -24,7 +24,7 @@ from trainer.shared.records.artifacts import Artifact, ArtifactKind, checkpoint_
 from trainer.shared.records.model_files import model_of
 from trainer.shared.records.stage_run import StageRun
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.read import flatten, from_dict, from_record
+from trainer.shared.run.read import flatten, from_dict, from_record, to_dict
 from trainer.shared.run.rules import world_size_of
 from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, TuneConfig
 
@@ -36,6 +36,11 @@ MODEL = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE)
 """What weights are read from."""
 _PLAIN, _NOT_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*"), ("null", "true", "false", "inf", "nan")
 """What Hydra reads back as the same text without quotes, but for these words."""
+
+
+@dataclass
+class NoSettings:
+    """Own settings of a stage that has keys of a run alone."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Stage:
     verb: ClassVar[str]
     takes: ClassVar[ArtifactKinds] = {}
     gives: ClassVar[ArtifactKind]
-    own: ClassVar[type | None] = None
+    own: ClassVar[type] = NoSettings
     run_keys: ClassVar[tuple[str, ...] | None] = None
     work: ClassVar[str]
     any_input: ClassVar[bool] = False
@@ -77,9 +82,7 @@ class Stage:
     @classmethod
     def is_own(cls, key: str) -> bool:
         """Whether a key of the file is one of ``own``, rather than one of a run."""
-        if cls.own is None or cls.run_keys is None:
-            return cls.own is not None and key in {f.name for f in dataclasses.fields(cls.own)}
-        return not key.startswith(cls.run_keys)
+        return key in {f.name for f in dataclasses.fields(cls.own)} if cls.run_keys is None else not key.startswith(cls.run_keys)
 
     @property
     def needs(self) -> list[str]:
@@ -92,17 +95,39 @@ class Stage:
         return [f"{key}={as_override(value)}" for key, value in flatten(self.settings).items() if not self.is_own(key)]
 
     def typed(self) -> Any:
-        """Its own settings as ``own``, None where it has none; ``ConfigError`` for unknown keys and wrong values."""
+        """Its own settings as ``own``; ``ConfigError`` for unknown keys and wrong values."""
         own = {key: value for key, value in flatten(self.settings).items() if self.is_own(key)}
-        return None if self.own is None else from_dict(self.own, own, f"stages.{self.name}.")
+        return from_dict(self.own, own, f"stages.{self.name}.")
 
     def inputs_taken(self) -> ArtifactKinds:
         """``takes``, of the inputs that this stage has to have."""
         return self.takes
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        """What it does with the composed ``config``, after the stages ``before``. ``ConfigError`` for what is wrong with it."""
-        raise NotImplementedError
+        """What it does with the composed ``config``, after the stages ``before``. ``ConfigError`` for what is wrong with it.
+
+        The default is what one process does by the settings alone, with the model that it takes."""
+        settings, makes = to_dict(self.typed()), self.known(before)
+        config = _one_process(config, makes.model if makes else config.model)
+        return StagePlan(config=config, content=settings, settings=settings, makes=makes)
+
+    def known(self, before: Mapping[str, PlannedStage]) -> KnownModel | None:
+        """The model that it hands on: that which it takes, where it takes one."""
+        return self.taken(before) if "model" in self.inputs else None
+
+    def taken(self, before: Mapping[str, PlannedStage]) -> KnownModel:
+        """The model that it takes. ``ConfigError`` if a folder's cannot be read."""
+        made, folder = before.get(self.inputs["model"]), Path(self.inputs["model"])
+        if made is not None and made.makes is not None:
+            return made.makes
+        tune = {} if newest_checkpoint(folder) is None else checkpoint_facts(folder)[1].get("tune") or {}
+        model = self.model_in(folder)
+        return KnownModel(model, from_record(TuneConfig, tune), model.seq)
+
+    @staticmethod
+    def model_in(folder: Path) -> ModelConfig:
+        """The model of weights in a folder."""
+        return model_of(folder)
 
     def placed(self, item: PlannedStage) -> Config:
         """Its configuration with the folders that it works in."""
@@ -122,11 +147,6 @@ class KnownModel:
     tune: TuneConfig
     rows: int
     text: str | None = None
-
-    @staticmethod
-    def of(model: ModelConfig, tune: Mapping[str, Any] | None = None) -> KnownModel:
-        """A model in a folder, with section ``tune`` of its manifest."""
-        return KnownModel(model, from_record(TuneConfig, tune or {}), model.seq)
 
 
 @dataclass(kw_only=True)
@@ -184,18 +204,6 @@ def is_folder(source: str) -> bool:
     return "/" in source
 
 
-def known_model(stage: Stage, before: Mapping[str, PlannedStage]) -> KnownModel:
-    """The model that a stage takes. ``ConfigError`` if a folder's cannot be read."""
-    source = stage.inputs["model"]
-    if source in before:
-        known = before[source].makes
-        assert known is not None, f"{source} gives no model"
-        return known
-    folder = Path(source)
-    manifest = {} if newest_checkpoint(folder) is None else checkpoint_facts(folder)[1]
-    return KnownModel.of(model_of(folder), manifest.get("tune"))
-
-
 def check_tokenizer(stage: Stage) -> None:
     """``ConfigError`` if a folder of weights that the stage takes has no words."""
     source = Path(stage.inputs["model"])
@@ -203,7 +211,7 @@ def check_tokenizer(stage: Stage) -> None:
         raise ConfigError(f"inputs.model={source} has no {TOKENIZER} next to its weights; put the one it was trained with there")
 
 
-def one_process(config: Config, model: ModelConfig) -> Config:
+def _one_process(config: Config, model: ModelConfig) -> Config:
     """Of a stage that is no run on ranks, only where it runs matters, and what it prepares or which model it carries; not the trainer."""
     run = dataclasses.replace(config.run, global_batch=1, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
     cluster = config.cluster

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from launcher.config import Config
-from launcher.stages.stage import PLACE, ArtifactKinds, PlannedStage, Stage, StagePlan, known_model, one_process
+from launcher.stages.stage import PLACE, ArtifactKinds, PlannedStage, Stage, StagePlan
 from trainer.shared.records.artifacts import MANIFEST, ArtifactKind
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import key
 from trainer.stages.kinds import ProcessWork
 
@@ -34,10 +33,10 @@ class CopyStage(Stage):
     work = "tests.stages.copying:CopyWork"
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        settings, known = to_dict(self.typed()), known_model(self, before)
-        if not settings["note"]:
+        planned = super().plan(config, before)
+        if not planned.settings["note"]:
             raise ConfigError("note= says nothing; give a text")
-        return StagePlan(config=one_process(config, known.model), content=settings, settings=settings, makes=known)
+        return planned
 
 
 class CopyWork(ProcessWork):

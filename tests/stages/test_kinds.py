@@ -12,10 +12,13 @@ import pytest
 import yaml
 
 from launcher.cli.main import main
+from launcher.stages.graph import parse
 from launcher.stages.kinds import KINDS
 from launcher.stages.kinds.train import ChooseStage
+from launcher.stages.plan import plan
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from tests.stages.copying import CopyStage
+from trainer.convert import export_weights
 from trainer.shared.records.artifacts import read_artifact
 from trainer.shared.run.rules import resolve_model
 
@@ -71,3 +74,13 @@ def test_a_stage_added_is_planned_checked_run_and_taken_by_another(
     assert {stage["status"] for stage in run(0).values()} == {"reused"}
     again = run(0, "--dry-run", "stages.copied.note=2027")
     assert all(again[name]["id"] != made[name]["id"] for name in made)
+
+
+def test_text_is_made_of_a_hugging_face_folder_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = resolve_model(MODELS["llama grouped tied"])
+    export_weights(checkpoint(ours(model, seed=1), model, tmp_path / "c"), tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").write_text("{}")
+    text = {"stage": "generate", "inputs": {"model": "./hf"}, "prompts": ["a"], "tokens": 2}
+    (planned,) = plan(parse({"stages": {"text": text}}), ())
+    assert planned.config.model == model and planned.run.settings["model"] == str(tmp_path / "hf")

@@ -7,12 +7,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-from trainer.shared.run.command_lines import PRECISIONS, GenerateCommand, asked, generate_parser, texts_of
+from trainer.shared.run.command_lines import PRECISIONS, GenerateCommand, asked, generate_parser, texts_of, write_completions
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.files import write_json
-from trainer.shared.run.stages import COMPLETIONS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         with alone(Path(command.model), PRECISIONS[arguments.dtype], arguments.threads) as (config, world):
             completions = complete(command, prompts, config, world, None if arguments.json else sys.stdout)
         if arguments.out is not None:
-            _write(arguments.out, completions)
+            write_completions(arguments.out, completions)
         if arguments.json:
             print(json.dumps(completions))
         sys.stdout.flush()
@@ -39,13 +36,6 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader went away, as in `trireme generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _write(folder: Path, completions: list[dict[str, Any]]) -> None:
-    try:
-        write_json(folder / COMPLETIONS, {"completions": completions})
-    except OSError as error:
-        raise ConfigError(f"--out={folder} cannot be written: {error.strerror}; choose another folder") from None
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from launcher.config import Config
 from launcher.stages import predicted
-from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage, Stage, StagePlan, known_model, one_process
+from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage, Stage, StagePlan
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.records.model_files import to_import
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.read import to_dict
+from trainer.shared.run.schema import ModelConfig
 from trainer.shared.run.stages import FORMATS, ConvertSettings
 from trainer.shared.run.tuning import MERGED
 
@@ -32,21 +32,16 @@ class ConvertStage(Stage):
         return next((kind for kind in (GgufStage, ImportStage) if settings.get("format") == kind.gives.value), cls)
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        settings, known = to_dict(self.typed()), self.known(before)
-        if known.tune.method not in (*MERGED, "full"):
+        planned = super().plan(config, before)
+        if planned.makes and planned.makes.tune.method not in (*MERGED, "full"):
             raise ConfigError(
-                f"inputs.model={self.inputs['model']} gives {known.tune.method} weights, which cannot be merged into those of the base; "
-                f"use a method that can: {listed(MERGED)}"
+                f"inputs.model={self.inputs['model']} gives {planned.makes.tune.method} weights, which cannot be merged into those of the "
+                f"base; use a method that can: {listed(MERGED)}"
             )
-        settings["dtype"] = self._dtype(settings)
-        config = one_process(config, known.model)
-        makes = KnownModel(config.model, config.tune, config.model.seq)
-        seconds = predicted.of_conversion(config.model)
-        return StagePlan(config=config, content=settings, settings=settings, predicted_s=seconds, makes=makes)
-
-    def known(self, before: Mapping[str, PlannedStage]) -> KnownModel:
-        """The model that is converted."""
-        return known_model(self, before)
+        planned.settings["dtype"] = self._dtype(planned.settings)
+        model = planned.config.model
+        planned.makes, planned.predicted_s = KnownModel(model, planned.config.tune, model.seq), predicted.of_conversion(model)
+        return planned
 
     def _dtype(self, settings: dict[str, Any]) -> str:
         """The type of the weights. ``ConfigError`` if their form does not have it."""
@@ -68,6 +63,6 @@ class ImportStage(ConvertStage):
     takes: ClassVar[ArtifactKinds] = {"model": (ArtifactKind.HUGGINGFACE, ArtifactKind.GGUF)}
     gives = ArtifactKind.CHECKPOINT
 
-    def known(self, before: Mapping[str, PlannedStage]) -> KnownModel:
-        source = self.inputs["model"]
-        return known_model(self, before) if source in before else KnownModel.of(to_import(Path(source))[1])
+    @staticmethod
+    def model_in(folder: Path) -> ModelConfig:
+        return to_import(folder)[1]

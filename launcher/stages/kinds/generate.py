@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from launcher.config import Config, check_ours
 from launcher.config.rules import generating
 from launcher.stages import predicted
-from launcher.stages.stage import MODEL, PLACE, ArtifactKinds, PlannedStage, Stage, StagePlan, check_tokenizer, known_model
+from launcher.stages.stage import MODEL, PLACE, ArtifactKinds, PlannedStage, Stage, StagePlan, check_tokenizer
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
@@ -22,7 +22,7 @@ class GenerateStage(Stage):
     verb = "generate"
     takes: ClassVar[ArtifactKinds] = {"model": MODEL}
     gives = ArtifactKind.TEXT
-    own: ClassVar[type | None] = GenerateSettings
+    own: ClassVar[type] = GenerateSettings
     run_keys: ClassVar[tuple[str, ...] | None] = (*PLACE, "layout.", "run.device", "run.precision", "run.threads")
     work = "trainer.stages.kinds:GenerateWork"
 
@@ -31,7 +31,7 @@ class GenerateStage(Stage):
         prompts, tokens = planned.settings["prompts"], planned.settings["tokens"]
         if not prompts:
             raise ConfigError(f"stages.{self.name}.prompts=[] leaves nothing to continue; give at least one text")
-        seq = planned.config.model.seq - virtual_tokens(known_model(self, before).tune)
+        seq = planned.config.model.seq - virtual_tokens(self.taken(before).tune)
         if tokens >= seq:
             raise ConfigError(f"tokens={tokens} leave no room for a prompt in model.seq={seq}; ask for fewer")
         planned.predicted_s = predicted.fitting(planned.config, predicted.of_generation(planned.config, prompts, tokens))
@@ -41,7 +41,7 @@ class GenerateStage(Stage):
         """What only reads a model's weights and its tokenizer, on the ranks of a layout."""
         check_ours(config, self.verb)
         settings = to_dict(self.typed())
-        config = generating(config, known_model(self, before).model)
+        config = generating(config, self.taken(before).model)
         check_tokenizer(self)
         content = settings | {"layout": to_dict(config.layout), "precision": config.run.precision}
         return StagePlan(config=config, content=content, settings=settings)

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.config import Config
 from launcher.config.rules import with_paths
 from launcher.stages import predicted
-from launcher.stages.stage import PlannedStage, Stage, StagePlan, one_process
+from launcher.stages.stage import PlannedStage, Stage, StagePlan
 from trainer.shared.corpora.sources import open_source
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.run.errors import ConfigError
@@ -36,8 +36,8 @@ class PrepareStage(Stage):
         content = {name: value for name, value in to_dict(config.data).items() if name not in ("path", "held_out")}
         source = open_source(config.data)
         content["files"], size = source.fingerprint(), source.total_bytes
-        seconds = predicted.of_preparation(size)
-        return StagePlan(config=one_process(config, config.model), content=content, predicted_s=seconds, source_bytes=size)
+        planned, seconds = super().plan(config, before), predicted.of_preparation(size)
+        return dataclasses.replace(planned, content=content, settings={}, predicted_s=seconds, source_bytes=size)
 
     def placed(self, item: PlannedStage) -> Config:
         data = dataclasses.replace(item.config.data, path=str(item.artifact_folder))
@@ -51,7 +51,3 @@ class FetchStage(Stage):
     gives = ArtifactKind.TASKS
     own = PrepareSettings
     work = "trainer.stages.kinds:FetchWork"
-
-    def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        settings = to_dict(self.typed())
-        return StagePlan(config=one_process(config, config.model), content=settings, settings=settings)

@@ -13,17 +13,7 @@ from launcher.config import Config, check_launchable, resolve
 from launcher.config.rules import check_answers, with_paths
 from launcher.config.trainers import OWN
 from launcher.stages import predicted
-from launcher.stages.stage import (
-    PLACE,
-    ArtifactKinds,
-    KnownModel,
-    PlannedStage,
-    Stage,
-    StagePlan,
-    check_tokenizer,
-    known_model,
-    one_process,
-)
+from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage, Stage, StagePlan, check_tokenizer
 from trainer.shared.corpora.examples import check_examples
 from trainer.shared.corpora.index import TOKENIZER, check_corpus
 from trainer.shared.records.artifacts import CHECKPOINTS, ArtifactKind
@@ -95,7 +85,7 @@ class RunStage(Stage):
         given = {key.partition("=")[0]: key for key in self.overrides}
         if other := [given[name] for name in given if name.split(".")[0] == "model" and name != "model.seq"]:
             raise ConfigError(f"{other[0]}: the model is the checkpoint's; leave it out")
-        known = known_model(self, before)
+        known = self.taken(before)
         if self.reads_examples:
             check_tokenizer(self)
         elif self.inputs["model"] in before:
@@ -136,7 +126,7 @@ class TuneStage(RunStage):
     work = "trainer.stages.kinds:TrainWork"
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        source, base = self.inputs["model"], known_model(self, before)
+        source, base = self.inputs["model"], self.taken(before)
         if base.tune.method != "full":
             raise ConfigError(
                 f"inputs.model={source} gives {base.tune.method} weights alone, which are no base; tune what it was tuned from"
@@ -164,9 +154,10 @@ class ChooseStage(Stage):
         return dict.fromkeys(self.inputs, (ArtifactKind.CHECKPOINT,))
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        settings, known = to_dict(self.typed()), before[self.needs[0]].makes
-        assert known is not None
-        return StagePlan(config=one_process(config, known.model), content=settings, settings=settings, predicted_s=0.0, makes=known)
+        return dataclasses.replace(super().plan(config, before), predicted_s=0.0)
+
+    def known(self, before: Mapping[str, PlannedStage]) -> KnownModel | None:
+        return before[self.needs[0]].makes
 
 
 def _spread(name: str, table: Mapping[str, Any]) -> list[Stage]:

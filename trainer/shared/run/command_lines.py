@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_json
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.schema import key
 from trainer.shared.run.stages import COMPLETIONS, EvaluateSettings, GenerateSettings, Sampling
@@ -100,6 +101,14 @@ def texts_of(command: GenerateCommand) -> list[str]:
         missing = "there is no prompt; give one with --prompt TEXT, or a file of them with --prompts FILE"
         raise ConfigError(missing if not texts else "--stop= is empty; give a text, or leave it out")
     return texts
+
+
+def write_completions(folder: Path, completions: list[dict[str, Any]]) -> None:
+    """What ``--out`` asks for."""
+    try:
+        write_json(folder / COMPLETIONS, {"completions": completions})
+    except OSError as error:
+        raise ConfigError(f"--out={folder} cannot be written: {error.strerror}; choose another folder") from None
 
 
 def _parser(prog: str, kind: type[ReadWeights]) -> argparse.ArgumentParser:
