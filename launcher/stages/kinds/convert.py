@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 from launcher.config import Config
 from launcher.stages import predicted
@@ -12,9 +13,19 @@ from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.records.model_files import to_import
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.schema import ModelConfig
-from trainer.shared.run.stages import FORMATS, ConvertSettings
+from trainer.shared.run.schema import ModelConfig, key
+from trainer.shared.run.stages import FORMATS
 from trainer.shared.run.tuning import MERGED
+
+DTYPES = tuple(dict.fromkeys(dtype for allowed in FORMATS.values() for dtype in allowed))
+
+
+@dataclass
+class ConvertSettings:
+    """A checkpoint to a Hugging Face folder or to one GGUF file, or one of these to a checkpoint."""
+
+    format: str = key("huggingface", "what it becomes", choices=tuple(FORMATS))
+    dtype: Optional[str] = key(None, "type of the weights; null = float32, of a GGUF file float16", choices=DTYPES)
 
 
 class ConvertStage(Stage):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.config import Config
@@ -14,7 +15,14 @@ from trainer.shared.corpora.sources import open_source
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.stages import PrepareSettings
+from trainer.shared.run.schema import key
+
+
+@dataclass
+class PrepareSettings:
+    """Data of published tasks, in place of a corpus."""
+
+    tasks: list[str] = key(list, "names of tasks of lm-evaluation-harness whose data is fetched; none = a corpus is prepared")
 
 
 class PrepareStage(Stage):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from trainer.shared.corpora.index import TOKENIZER, check_corpus
 from trainer.shared.records.artifacts import CHECKPOINTS, ArtifactKind
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten, to_dict
-from trainer.shared.run.stages import ChooseSettings
+from trainer.shared.run.schema import key
 
 BYTES_ONLY = 257
 """A vocabulary of up to so many tokens is that of the bytes and the end token, whatever the text."""
@@ -138,6 +139,15 @@ class TuneStage(RunStage):
     def placed(self, item: PlannedStage) -> Config:
         config = self.in_folders(item, item.artifact_folder / CHECKPOINTS)
         return dataclasses.replace(config, tune=dataclasses.replace(config.tune, base=str(item.sources["model"])))
+
+
+@dataclass
+class ChooseSettings:
+    """One of several trainings."""
+
+    best: str = key(
+        "step_time_s", "which one goes on: that of the shortest median step, or of the lowest last loss", choices=("step_time_s", "loss")
+    )
 
 
 class ChooseStage(Stage):

@@ -1,4 +1,4 @@
-"""Settings of stages beside the keys of a run: how a model is converted, how text is made of it, which tasks it is asked."""
+"""What launcher and ranks share of stages: names of files, forms of weights, and how text is made and tasks are asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ BUILTIN_TASKS = ("addition", "brackets", "copying", "members", "prose")
 """Tasks of ``trireme evaluate --tasks`` that need no download."""
 FORMATS = {"huggingface": ("float32", "bfloat16", "float16"), "gguf": ("float16", "q8_0"), "checkpoint": ("float32",)}
 """What weights are converted to, and the types that each may have; the first is the default. A checkpoint is made of one of the others."""
-DTYPES = tuple(dict.fromkeys(dtype for allowed in FORMATS.values() for dtype in allowed))
 
 
 @dataclass
@@ -27,30 +26,6 @@ class Sampling:
     top_p: float = key(1.0, "choose among the likeliest tokens that have this probability together, at least one", above=0, maximum=1)
     repetition_penalty: float = key(1.0, "divides positive and multiplies negative logits of tokens in the text so far; 1 = none", above=0)
     seed: int = key(1234, "seed of the draws", minimum=0)
-
-
-@dataclass
-class ConvertSettings:
-    """A checkpoint to a Hugging Face folder or to one GGUF file, or one of these to a checkpoint."""
-
-    format: str = key("huggingface", "what it becomes", choices=tuple(FORMATS))
-    dtype: Optional[str] = key(None, "type of the weights; null = float32, of a GGUF file float16", choices=DTYPES)
-
-
-@dataclass
-class ChooseSettings:
-    """One of several trainings."""
-
-    best: str = key(
-        "step_time_s", "which one goes on: that of the shortest median step, or of the lowest last loss", choices=("step_time_s", "loss")
-    )
-
-
-@dataclass
-class PrepareSettings:
-    """Data of published tasks, in place of a corpus."""
-
-    tasks: list[str] = key(list, "names of tasks of lm-evaluation-harness whose data is fetched; none = a corpus is prepared")
 
 
 @dataclass
