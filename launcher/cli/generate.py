@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 def told(verb: str, command: ReadWeights) -> StageRun:
-    """What the ranks are told: ``command`` with absolute paths, and which files they must see."""
+    """Returns what the ranks are told: ``command`` with absolute paths, and which files they must see."""
     files = {name: os.path.abspath(path) for name in FILES if (path := getattr(command, name, None))}
     return StageRun(verb=verb, sources={name.replace("_", "-"): path for name, path in files.items()}, settings=to_dict(command) | files)
 
@@ -73,7 +73,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str], Path | None]:
 
 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """What ``words`` ask of ranks. ``ConfigError`` for what is of one process alone, and for what is no text."""
+    """Parses what ``words`` ask of ranks. ``ConfigError`` for what is of one process alone, and for what is no text."""
     for option, name in (("--dtype", "run.precision"), ("--threads", "run.threads")):
         if any(word.partition("=")[0] == option for word in words):
             raise ConfigError(f"{option} is of one process alone, and keys start ranks; give {name}=...")
@@ -85,7 +85,7 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
 
 
 def for_generation(model: str, overrides: Sequence[str], own: Path | None = None) -> Config:
-    """The resolved configuration of a job that reads the weights in ``model``. ``data`` is 1 unless it is given."""
+    """Resolves the configuration of a job that reads the weights in ``model``. ``data`` is 1 unless it is given."""
     from launcher.config import compose
     from launcher.config.rules import generating
 

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
 def is_text_key(key: str) -> bool:
-    """Whether ``stages.NAME.KEY``, of one training or ``over`` several, is text."""
+    """Tells whether ``stages.NAME.KEY``, of one training or ``over`` several, is text."""
     return is_text(key.split(".", 2)[-1].removeprefix("over."), [kind.own for kind in KINDS.values()])
 
 

@@ -19,7 +19,7 @@ OWN = ("data.path", "tune.base", "run.task", "run.checkpoint.dir", "run.checkpoi
 
 
 def plan(stages: Sequence[Stage], overrides: Sequence[str], own: Path | None = None) -> list[PlannedStage]:
-    """Every stage in order. ``overrides`` concern all stages. ``ConfigError`` with the stage's name for what is wrong."""
+    """Plans every stage in order. ``overrides`` concern all stages. ``ConfigError`` with the stage's name for what is wrong."""
     planned: dict[str, PlannedStage] = {}
     composed = cache(lambda *words: compose(words, own))  # stages often say the same
     root = Path(os.path.abspath(composed(*overrides).sweep.dir)) / "stages"
@@ -47,7 +47,7 @@ def _plan(stage: Stage, before: dict[str, PlannedStage], root: Path, composed: C
 
 
 def _words(stage: Stage) -> list[str]:
-    """What its configuration is composed of."""
+    """Returns the words that its configuration is composed of."""
     given = [key for key in stage.overrides if key.partition("=")[0] in OWN]
     if given:
         raise ConfigError(f"{given[0]} is decided by the pipeline; leave it out")

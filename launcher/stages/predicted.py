@@ -49,7 +49,7 @@ def of_conversion(model: ModelConfig) -> float:
 
 
 def of_training(config: Config) -> Expected | None:
-    """All steps."""
+    """Predicts all steps of a training."""
     if not config.cluster.hardware.peak_tflops.get(config.run.precision) or config.cluster.network_unknown:
         return None
     from launcher.cost import predict  # numpy: only where something can be said
@@ -72,7 +72,7 @@ def of_generation(config: Config, prompts: Sequence[str], tokens: int) -> Expect
 
 
 def fitting(config: Config, known: Expected | None, raised: str = "layout.tensor or layout.pipeline") -> float | None:
-    """Its seconds, where something is known. ``ConfigError`` for what cannot fit into memory."""
+    """Returns the seconds of ``known``, where something is known. ``ConfigError`` for what cannot fit into memory."""
     if known is None:
         return None
     from launcher.cost.thresholds import CANNOT_FIT

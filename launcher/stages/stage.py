@@ -65,7 +65,7 @@ class Stage:
 
     @classmethod
     def read(cls, name: str, table: Mapping[str, Any]) -> list[Stage]:
-        """The stages that an entry of a pipeline file stands for, mostly one. ``ConfigError`` for wrong keys of their own."""
+        """Reads the stages that an entry of a pipeline file stands for, mostly one. ``ConfigError`` for wrong keys of their own."""
         inputs = table.get("inputs") or {}
         if not isinstance(inputs, dict) or not all(isinstance(source, str) for source in inputs.values()):
             raise ConfigError(f"stages.{name}.inputs={inputs!r} is not a mapping of an input to a stage or a folder")
@@ -76,35 +76,35 @@ class Stage:
 
     @classmethod
     def variant(cls, settings: Mapping[str, Any]) -> type[Stage]:
-        """The class of a stage with these settings: some kinds take or give something else then."""
+        """Returns the class of a stage with these settings: some kinds take or give something else then."""
         return cls
 
     @classmethod
     def is_own(cls, key: str) -> bool:
-        """Whether a key of the file is one of ``own``, rather than one of a run."""
+        """Tells whether a key of the file is one of ``own``, rather than one of a run."""
         return key in {f.name for f in dataclasses.fields(cls.own)} if cls.run_keys is None else not key.startswith(cls.run_keys)
 
     @property
     def needs(self) -> list[str]:
-        """The stages that it takes something of."""
+        """Returns the stages that it takes something of."""
         return [source for source in self.inputs.values() if not is_folder(source)]
 
     @property
     def overrides(self) -> list[str]:
-        """Those of its settings that are keys of a run, in Hydra's grammar."""
+        """Returns those of its settings that are keys of a run, in Hydra's grammar."""
         return [f"{key}={as_override(value)}" for key, value in flatten(self.settings).items() if not self.is_own(key)]
 
     def typed(self) -> Any:
-        """Its own settings as ``own``; ``ConfigError`` for unknown keys and wrong values."""
+        """Returns its own settings as ``own``; ``ConfigError`` for unknown keys and wrong values."""
         own = {key: value for key, value in flatten(self.settings).items() if self.is_own(key)}
         return from_dict(self.own, own, f"stages.{self.name}.")
 
     def inputs_taken(self) -> ArtifactKinds:
-        """``takes``, of the inputs that this stage has to have."""
+        """Returns ``takes``, of the inputs that this stage has to have."""
         return self.takes
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        """What it does with the composed ``config``, after the stages ``before``. ``ConfigError`` for what is wrong with it.
+        """Plans its work with the composed ``config``, after the stages ``before``. ``ConfigError`` for what is wrong with it.
 
         The default is what one process does by the settings alone, with the model that it takes."""
         settings, makes = to_dict(self.typed()), self.known(before)
@@ -112,11 +112,11 @@ class Stage:
         return StagePlan(config=config, content=settings, settings=settings, makes=makes)
 
     def known(self, before: Mapping[str, PlannedStage]) -> KnownModel | None:
-        """The model that it hands on: that which it takes, where it takes one."""
+        """Returns the model that it hands on: that which it takes, where it takes one."""
         return self.taken(before) if "model" in self.inputs else None
 
     def taken(self, before: Mapping[str, PlannedStage]) -> KnownModel:
-        """The model that it takes. ``ConfigError`` if a folder's cannot be read."""
+        """Returns the model that it takes. ``ConfigError`` if a folder's cannot be read."""
         made, folder = before.get(self.inputs["model"]), Path(self.inputs["model"])
         if made is not None and made.makes is not None:
             return made.makes
@@ -126,21 +126,21 @@ class Stage:
 
     @staticmethod
     def model_in(folder: Path) -> ModelConfig:
-        """The model of weights in a folder."""
+        """Reads the model of weights in a folder."""
         return model_of(folder)
 
     def placed(self, item: PlannedStage) -> Config:
-        """Its configuration with the folders that it works in."""
+        """Returns its configuration with the folders that it works in."""
         return dataclasses.replace(item.config, data=DataConfig(kind="synthetic"))
 
     def told(self, item: PlannedStage) -> dict[str, Any]:
-        """The settings that its ranks are told."""
+        """Returns the settings that its ranks are told."""
         return item.settings
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What is known of a model before it is made: how it was tuned, in rows of which length, and the text that gave it its words (a stage
+    """A model before it is made: how it was tuned, in rows of which length, and the text that gave it its words (a stage
     or a folder; None where that is not known here)."""
 
     model: ModelConfig
@@ -151,7 +151,7 @@ class KnownModel:
 
 @dataclass(kw_only=True)
 class StagePlan:
-    """What a stage does, before it is known where: ``content`` decides its identity, ``settings`` are its own."""
+    """The work of a stage before it is known where it runs: ``content`` decides its identity, ``settings`` are its own."""
 
     config: Config  # resolved
     content: dict[str, Any]
@@ -178,7 +178,7 @@ class PlannedStage(StagePlan):
 
     @property
     def made(self) -> Artifact | None:
-        """The artifact, if it is there and whole, and of this stage."""
+        """Reads the artifact, if it is there and whole, and of this stage."""
         return self.run.made
 
     @property
@@ -187,7 +187,7 @@ class PlannedStage(StagePlan):
 
     @property
     def run(self) -> StageRun:
-        """What its ranks are told."""
+        """Returns what its ranks are told."""
         stage, folder = self.stage, str(self.artifact_folder)
         sources = {name: str(path) for name, path in self.sources.items()}
         made_by = {name: source for name, source in stage.inputs.items() if not is_folder(source)}
@@ -196,7 +196,7 @@ class PlannedStage(StagePlan):
 
     @property
     def point(self) -> Point:
-        """The trial that makes it."""
+        """Returns the trial that makes it."""
         return Point(tuple(self.stage.overrides), self.config, stage=self.run, needs=self.needs, any_need=self.stage.any_input)
 
 
@@ -205,14 +205,14 @@ def is_folder(source: str) -> bool:
 
 
 def check_tokenizer(stage: Stage) -> None:
-    """``ConfigError`` if a folder of weights that the stage takes has no words."""
+    """Raises ``ConfigError`` if a folder of weights that the stage takes has no words."""
     source = Path(stage.inputs["model"])
     if is_folder(stage.inputs["model"]) and not any((place / TOKENIZER).is_file() for place in (source, source.parent)):
         raise ConfigError(f"inputs.model={source} has no {TOKENIZER} next to its weights; put the one it was trained with there")
 
 
 def _one_process(config: Config, model: ModelConfig) -> Config:
-    """Of a stage that is no run on ranks, only where it runs matters, and what it prepares or which model it carries; not the trainer."""
+    """Resolves the configuration of one process: where it runs, what it prepares or which model it carries; not the trainer."""
     run = dataclasses.replace(config.run, global_batch=1, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
     cluster = config.cluster
     if cluster.runs_here:  # how much room this machine has is said by those that are runs on ranks
@@ -222,7 +222,7 @@ def _one_process(config: Config, model: ModelConfig) -> Config:
 
 
 def as_override(value: Any) -> str:
-    """A value in Hydra's grammar."""
+    """Returns a value in Hydra's grammar."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):

@@ -28,7 +28,7 @@ VERBS = {*KINDS, ChooseStage.verb, "serve"}
 
 
 def ladders(text: str) -> Iterator[int]:
-    """Lines that compare a verb with the name of a kind."""
+    """Finds lines that compare a verb with the name of a kind."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Compare):
             parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]

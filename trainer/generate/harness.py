@@ -185,7 +185,7 @@ def _until(text: str, stops: Sequence[str]) -> str:
 
 
 def fetch(names: Sequence[str], folder: Path) -> None:
-    """Load the data of published tasks into ``folder``, where ``--tasks-folder`` finds them later, without a network. ``ConfigError`` if
+    """Loads the data of published tasks into ``folder``, where ``--tasks-folder`` finds them later, without a network. ``ConfigError`` if
     that cannot be had."""
     os.environ |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
     words = ",".join(names)
@@ -201,7 +201,7 @@ def fetch(names: Sequence[str], folder: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m trainer.generate.harness NAMES FOLDER``. An exit code."""
+    """Runs ``python -m trainer.generate.harness NAMES FOLDER``; an exit code."""
     try:
         fetch(arguments[0].split(","), Path(arguments[1]))
     except ConfigError as error:

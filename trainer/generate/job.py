@@ -35,7 +35,7 @@ from trainer.shared.run.stages import STOP, TEXT
 def generate_on_ranks(
     config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Finish = lambda result: None
 ) -> Status:
-    """What ``stage`` asks, on every rank of ``env``."""
+    """Does what ``stage`` asks, on every rank of ``env``."""
     if stage is None:
         raise ConfigError("run.task=generate has no prompts of its own; use `trireme generate`")
     act = {"generate": _completions, "serve": _served, "evaluate": _scored}[stage.verb]

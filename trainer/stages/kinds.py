@@ -30,7 +30,7 @@ class TrainWork(StageWork):
     continues = True
 
     def complete(self, result: Mapping[str, Any], out: Path) -> None:
-        """Last loss and median step time without the warm-up, as its result will have them; and the words of its text."""
+        """Writes the last loss and the median step time, without the warm-up, as its result will have them; and the words of its text."""
         steps = read_steps(out)
         measured = steps[self.config.run.warmup_steps :] or steps
         times = [seconds for line in measured if (seconds := positive(line.get("step_time_s")))]
@@ -57,7 +57,7 @@ class GenerateWork(StageWork):
 
 
 class ProcessWork(StageWork):
-    """What one process does beside any run."""
+    """Work of one process, without any run on ranks."""
 
     makes_folder = True
 
@@ -67,7 +67,7 @@ class ProcessWork(StageWork):
         return Status.DONE
 
     def act(self) -> None:
-        """Make the folder."""
+        """Makes the folder."""
         raise NotImplementedError
 
 
@@ -108,7 +108,7 @@ class ChooseWork(ProcessWork):
     all_inputs = False
 
     def act(self) -> None:
-        """``ConfigError`` if none was brought to its end."""
+        """Raises ``ConfigError`` if none was brought to its end."""
         stage, best = self.stage, self.stage.settings["best"]
         whole = {name: Path(folder) for name, folder in stage.sources.items() if not input_problem(stage, name)}
         figures = {name: read_json(folder / FIGURES) or {} for name, folder in whole.items()}

@@ -48,22 +48,22 @@ class StageWork:
         self.stage, self.config, self.folder = stage, config, Path(stage.folder)
 
     def run(self, run: Callable[[Finish], Status], finish: Finish) -> Status:
-        """Do it, by the ``run`` of the configuration or otherwise. ``ConfigError`` for what is wrong with it."""
+        """Does it, by the ``run`` of the configuration or otherwise. ``ConfigError`` for what is wrong with it."""
         return run(finish)
 
     def complete(self, result: Mapping[str, Any], out: Path) -> None:
-        """Add what is made of the files of the run, in ``out``, and of its ``result``."""
+        """Adds what is made of the files of the run, in ``out``, and of its ``result``."""
 
 
 def work_of(stage: StageRun, config: ResolvedTrainConfig) -> StageWork:
-    """The rank's half of the kind of a stage."""
+    """Returns the rank's half of the kind of a stage."""
     module, _, name = stage.work.partition(":")
     made: StageWork = getattr(import_module(module), name)(stage, config)
     return made
 
 
 def make(work: StageWork, run: Callable[[Finish], Status], env: RankEnv, out: Path, attempt: int) -> Status:
-    """Make the artifact of a stage on every rank of ``env``. ``ConfigError`` if an input is not whole, or the work is wrong."""
+    """Makes the artifact of a stage on every rank of ``env``. ``ConfigError`` if an input is not whole, or the work is wrong."""
     stage = work.stage
     if env.rank != 0:
         if stage.made is not None:
@@ -87,7 +87,7 @@ def make(work: StageWork, run: Callable[[Finish], Status], env: RankEnv, out: Pa
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no process of an earlier attempt works there any more, where the file system knows locks."""
+    """Waits until no process of an earlier attempt works there any more, where the file system knows locks."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _check_input(stage: StageRun, name: str) -> None:
-    """``ConfigError`` if what the stage takes is not there, not whole, or not what it was when the stage was planned."""
+    """Raises ``ConfigError`` if what the stage takes is not there, not whole, or not what it was when the stage was planned."""
     folder, deadline = Path(stage.sources[name]), time.monotonic() + VISIBLE_SECONDS
     while (problem := input_problem(stage, name)) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
@@ -106,7 +106,7 @@ def _check_input(stage: StageRun, name: str) -> None:
 
 
 def input_problem(stage: StageRun, name: str) -> str:
-    """What is wrong with an input; empty if it is whole, and what the stage was planned for."""
+    """Says what is wrong with an input; nothing if it is whole, and what the stage was planned for."""
     found = find_artifact(Path(stage.sources[name]))
     if found is None:
         return "is not there or not whole; make it again, and share sweep.dir between the nodes"
@@ -115,7 +115,7 @@ def input_problem(stage: StageRun, name: str) -> str:
 
 
 def _clear(work: StageWork) -> None:
-    """Take away what an earlier attempt left."""
+    """Takes away what an earlier attempt left."""
     (work.folder / MANIFEST).unlink(missing_ok=True)
     if not work.continues:
         shutil.rmtree(work.folder, ignore_errors=True)
@@ -124,7 +124,7 @@ def _clear(work: StageWork) -> None:
 
 
 def _finish(work: StageWork, result: Mapping[str, Any], out: Path) -> None:
-    """Declare the artifact whole."""
+    """Declares the artifact whole."""
     write_json(work.folder / REPORT, result)
     work.complete(result, out)
     write_artifact(work.folder, ArtifactKind(work.stage.gives), work.stage.id, work.stage.inputs)

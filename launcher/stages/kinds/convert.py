@@ -55,7 +55,7 @@ class ConvertStage(Stage):
         return planned
 
     def _dtype(self, settings: dict[str, Any]) -> str:
-        """The type of the weights. ``ConfigError`` if their form does not have it."""
+        """Returns the type of the weights. ``ConfigError`` if their form does not have it."""
         dtype, allowed = settings["dtype"], FORMATS[settings["format"]]
         if dtype not in (None, *allowed):
             raise ConfigError(f"stages.{self.name}.dtype={dtype} is no type of format={settings['format']}; use {listed(allowed)}")

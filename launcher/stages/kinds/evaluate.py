@@ -65,7 +65,7 @@ class ScoreStage(GenerateStage):
         return {name: kinds for name, kinds in self.takes.items() if name == "model" or name in self.inputs}
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        """Tasks are not predicted. A folder of them is told apart by the state of its files."""
+        """Predicts nothing of tasks. A folder of them is told apart by the state of its files."""
         planned, fetched = self.reading(config, before), self.inputs.get("tasks", "")
         settings = planned.settings
         check_tasks(settings["tasks"], fetched or settings["tasks_folder"], before[fetched].settings["tasks"] if fetched in before else ())

@@ -38,7 +38,7 @@ class PrepareStage(Stage):
         return FetchStage if settings.get("tasks") else cls
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        """Its content is the settings of the preparation, and which files it would read in which state."""
+        """Identifies it by the settings of the preparation, and which files it would read in which state."""
         if config.data.kind != "corpus":
             raise ConfigError(f"data.kind={config.data.kind} has nothing to prepare; name a source, as data: stdlib does")
         content = {name: value for name, value in to_dict(config.data).items() if name not in ("path", "held_out")}

@@ -37,7 +37,7 @@ class RunStage(Stage):
         return {name: kinds for name, kinds in self.takes.items() if name != "data" or not self.reads_examples}
 
     def resolved(self, config: Config, before: Mapping[str, PlannedStage], **run: Any) -> Config:
-        """The resolved run with these keys of section ``run``; its folders are filled in when it starts."""
+        """Resolves the run with these keys of section ``run``; its folders are filled in when it starts."""
         check_launchable(config)
         if config.data.kind == "synthetic":
             raise ConfigError(f"data.kind={config.data.kind} takes no corpus; leave it out")
@@ -49,7 +49,7 @@ class RunStage(Stage):
         return config
 
     def trained(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        """A training. It ends with an artifact, and only our trainer knows how to take and to write one."""
+        """Plans a training. It ends with an artifact, and only our trainer knows how to take and to write one."""
         if config.trainer.foreign:
             raise ConfigError(
                 f"trainer={config.trainer.name} is not told what a stage takes ({', '.join(self.inputs_taken())}), and makes no checkpoint "
@@ -61,7 +61,7 @@ class RunStage(Stage):
         return StagePlan(config=config, content=self.content(config), predicted_s=seconds)
 
     def content(self, config: Config) -> dict[str, Any]:
-        """What decides the result of a run, without folders and without where and how it is watched."""
+        """Returns what decides the result of a run, without folders and without where and how it is watched."""
         content = to_dict(config.train_config())
         del content["tracking"], content["requests"]
         for name in ("path", "source", "pattern", "text_key", "vocab"):
@@ -72,7 +72,7 @@ class RunStage(Stage):
         return content
 
     def in_folders(self, item: PlannedStage, checkpoints: Path) -> Config:
-        """Its configuration with the folder of its checkpoints, and with those that it takes."""
+        """Returns its configuration with the folder of its checkpoints, and with those that it takes."""
         run, data = item.config.run, item.config.data
         run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, dir=str(checkpoints)))
         data = with_paths(dataclasses.replace(data, path=str(item.sources["model" if self.reads_examples else "data"])))
@@ -82,7 +82,7 @@ class RunStage(Stage):
         return config
 
     def _with_model(self, config: Config, before: Mapping[str, PlannedStage]) -> Config:
-        """``config`` with the model that the stage takes, whose words its text must have, and rows of the stage's length."""
+        """Returns ``config`` with the model that the stage takes, whose words its text must have, and rows of the stage's length."""
         given = {key.partition("=")[0]: key for key in self.overrides}
         if other := [given[name] for name in given if name.split(".")[0] == "model" and name != "model.seq"]:
             raise ConfigError(f"{other[0]}: the model is the checkpoint's; leave it out")
@@ -151,7 +151,7 @@ class ChooseSettings:
 
 
 class ChooseStage(Stage):
-    """What a training with ``over`` becomes: it takes the trainings of all its values, and gives the best of them."""
+    """The choice of a training with ``over``: it takes the trainings of all its values, and gives the best of them."""
 
     verb = "choose"
     gives = ArtifactKind.CHECKPOINT
@@ -171,7 +171,7 @@ class ChooseStage(Stage):
 
 
 def _spread(name: str, table: Mapping[str, Any]) -> list[Stage]:
-    """A training for each combination of the values of ``over``, and the choice among them."""
+    """Returns a training for each combination of the values of ``over``, and the choice among them."""
     more = {key.removeprefix("over."): value for key, value in table.items() if key.startswith("over.")}
     over = table.get("over", {}) | more if isinstance(table.get("over", {}), dict) else table["over"]
     [stage] = TrainStage.read(name, {key: value for key, value in table.items() if key.partition(".")[0] not in ("over", "best")})
@@ -189,7 +189,7 @@ def _spread(name: str, table: Mapping[str, Any]) -> list[Stage]:
 
 
 def _check_corpus(source: str, config: Config, before: Mapping[str, PlannedStage]) -> None:
-    """What is known of a corpus before it is made: its tokenizer, and at most a token for each byte and document of its source."""
+    """Checks what is known of a corpus before it is made: its tokenizer, and at most a token for each byte and document of its source."""
     made = before.get(source)
     if made is None:
         check_corpus(dataclasses.replace(config.data, path=source), config.model)
@@ -204,7 +204,7 @@ def _check_corpus(source: str, config: Config, before: Mapping[str, PlannedStage
 
 
 def _check_spelling(model: str, text: str, trained: str | None, before: Mapping[str, PlannedStage]) -> None:
-    """``ConfigError`` if ``text`` has another tokenizer than that which ``model`` was trained on: its numbers would be other words."""
+    """Raises ``ConfigError`` if ``text`` has another tokenizer than ``model`` was trained with: its numbers would be other words."""
     if trained is None:
         raise ConfigError(f"inputs.model={model} was trained on another text than this; evaluate it by tasks, as tasks: [prose]")
     made = [before.get(name) for name in (trained, text)]

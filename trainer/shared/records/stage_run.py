@@ -39,7 +39,7 @@ class StageRun:
 
 
 def trains(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration of a trial is a training's, not another stage's: of those, only a training saves checkpoints."""
+    """Tells whether the configuration of a trial is a training's, not another stage's: of those, only a training saves checkpoints."""
     run = config.get("run", {})
     return SECTION not in config or (run.get("task") == "train" and bool(run.get("checkpoint", {}).get("every")))
 

@@ -72,7 +72,7 @@ def serve_parser() -> argparse.ArgumentParser:
 
 
 def asked(kind: type[Command], arguments: argparse.Namespace) -> Command:
-    """What a command line asks. ``ConfigError`` for a value out of range."""
+    """Returns what a command line asks. ``ConfigError`` for a value out of range."""
     for name in ("tokens", "batch", "queue", "threads"):
         if getattr(arguments, name, 1) < 1:
             raise ConfigError(f"--{name}={getattr(arguments, name)} must be 1 or more")
@@ -83,12 +83,12 @@ def asked(kind: type[Command], arguments: argparse.Namespace) -> Command:
 
 
 def sampling_of(command: Sampling) -> Sampling:
-    """Its part about single tokens. ``ConfigError`` for a value out of range."""
+    """Returns its part about single tokens. ``ConfigError`` for a value out of range."""
     return from_dict(Sampling, {option.name: getattr(command, option.name) for option in fields(Sampling)}, "sampling.")
 
 
 def texts_of(command: GenerateCommand) -> list[str]:
-    """The prompts; ``ConfigError`` if there are none, or the options make no sense."""
+    """Reads the prompts; ``ConfigError`` if there are none, or the options make no sense."""
     texts = list(command.prompts)
     if command.prompts_file is not None:
         try:
@@ -104,7 +104,7 @@ def texts_of(command: GenerateCommand) -> list[str]:
 
 
 def write_completions(folder: Path, completions: list[dict[str, Any]]) -> None:
-    """What ``--out`` asks for."""
+    """Writes what ``--out`` asks for."""
     try:
         write_json(folder / COMPLETIONS, {"completions": completions})
     except OSError as error:
@@ -125,7 +125,7 @@ def _parser(prog: str, kind: type[ReadWeights]) -> argparse.ArgumentParser:
 
 
 def _add_option(made: argparse.ArgumentParser, option: Field[Any]) -> None:
-    """The option of a field, with its words and default."""
+    """Adds the option of a field, with its words and default."""
     word, words = OPTIONS.get(option.name, f"--{option.name.replace('_', '-')}"), option.metadata["doc"]
     if option.name == "model":
         made.add_argument(word, metavar="MODEL", help=words)
