@@ -15,7 +15,6 @@ from launcher.cli.machines import FOLDER, target, write
 from launcher.cli.overrides import NamedOption, add_folder
 from launcher.cli.rank import repeated, table_rows
 from launcher.cli.repeats import MEDIAN, warn
-from launcher.cli.validate import check_units
 from launcher.config import compose
 from launcher.config.compose import config_groups
 from launcher.config.constants import constant_entries
@@ -31,7 +30,7 @@ from launcher.tables.canonical import MeasuredRun, Unanswerable, read
 from launcher.tables.cases import table_case
 from launcher.tables.learning import RATE, Lesson, as_id, learn
 from launcher.tables.repeats import of_rows
-from launcher.tables.validation import judge
+from launcher.tables.validation import check_units, judge
 from launcher.trials.store import Store
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.read import to_dict

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.on_cluster import FOLDER, alone, name_of_search, recipe_path, say, searched, tell_result
-from launcher.cli.overrides import NamedOption, add_overrides, check_task, key_of, layouts_asked, typed
+from launcher.cli.overrides import NamedOption, add_overrides, check_task, layouts_asked, typed
 from launcher.labels import error_of, interval, percent, plural, seconds
 from launcher.named_files import check_file, check_folder, write_named
 from trainer.shared.records.outcome import Reason
-from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,27 +24,8 @@ if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.search.policy import Policy, SearchTrial, TrialObservation
     from launcher.search.problem import SearchProblem
-    from launcher.search.replay import Replay
-    from launcher.search.replay_front import FrontReplay
     from launcher.sweep.search import SearchOutcome
     from launcher.trials.store import Record
-
-WITHIN = 0.03
-"""A front of inference counts as found when it is within this fraction of the true one, in time and in cost."""
-
-REPLAYED = (
-    "search",
-    "search.tolerance",
-    "search.doubt",
-    "search.max_trials",
-    "search.max_gpu_hours",
-    "search.start_s",
-    "search.enough",
-    "run.steps",
-    "run.warmup_steps",
-    "trainer",
-)
-"""Keys that a search of measured trials has a use for: all else is in the table."""
 
 DESCRIPTION = """\
 Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, ends one whose step
@@ -89,10 +69,21 @@ def main(argv: list[str]) -> int:
     return run(config, compose(alone(config), arguments.config_dir), arguments.overrides, wanted, as_json=arguments.json)
 
 
+def replay(arguments: argparse.Namespace) -> int:
+    """Searches the sweeps of a table: ``benchmarks.replay`` does, which is part of the repository and of no installed package."""
+    try:
+        from benchmarks.replay.table import replay
+    except ImportError:
+        raise ConfigError(
+            f"--replay={arguments.replay} is searched by benchmarks/ of Trireme's repository, which is not installed; run it in a checkout"
+        ) from None
+    return replay(arguments)
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme search", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_overrides(made)
-    made.add_argument("--replay", action=NamedOption, metavar="CSV", help="search the sweeps of this table in place of a cluster")
+    made.add_argument("--replay", action=NamedOption, metavar="CSV", help="search this table's sweeps, not a cluster (in a checkout)")
     made.add_argument("--only", action=NamedOption, metavar="TEXT", help="replay: only sweeps whose name contains this")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made
@@ -311,123 +302,3 @@ def write_command(folder: Path, name: str, candidates: SearchProblem, found: Sea
     for file, text in as_files(command, config.layout, config.cluster.gpus_per_node, took).items():
         write_named(folder / file, text, "search.recipe")
     return folder / "command.sh"
-
-
-# ---------------------------------------------------------------------------------------------------- in a table
-
-
-def replay(arguments: argparse.Namespace) -> int:
-    """Search every sweep of a CSV file. 0 when a layout was measured in one of them, else 1."""
-    from launcher.cli.validate import check_units
-    from launcher.config import compose
-    from launcher.config.hardware import hardware_files
-    from launcher.search.replay import replay as replay_table
-    from launcher.search.replay import tables
-    from launcher.tables.canonical import read
-    from launcher.tables.inference import is_inference
-    from launcher.tables.validation import judge
-
-    if strange := [word for word in arguments.overrides if key_of(word) not in REPLAYED]:
-        raise ConfigError(
-            f"{strange[0]} changes nothing in a search of measured trials (--replay); keys that do are {listed(REPLAYED[1:])}"
-        )
-    config = compose(arguments.overrides, arguments.config_dir)
-    if is_inference(arguments.replay):
-        return replay_inference(config, arguments)
-    chosen = config.trainer if any(key_of(word) == "trainer" for word in arguments.overrides) else None
-    rows, files = read(arguments.replay), hardware_files()
-    check_units(judge(rows, files, chosen))
-    found = [t for t in tables(rows, files, chosen) if (arguments.only or "").lower() in t.name.lower()]
-    if not found:
-        raise ConfigError(
-            f"{arguments.replay} holds no sweep to search"
-            + (f" whose name contains {arguments.only!r}" if arguments.only else "")
-            + ": that is at least 5 measured rows of one source, model, sequence length, GPU and number of GPUs, with 3 different layouts"
-        )
-    replays = [replay_table(table, config.search, config.run.steps, config.run.warmup_steps) for table in found]
-    if arguments.json:
-        print(json.dumps([replayed(each) for each in replays], indent=2, allow_nan=False))
-    else:
-        show_replays(replays)
-    return 0 if any(each.behind is not None for each in replays) else 1
-
-
-def replay_inference(config: Config, arguments: argparse.Namespace) -> int:
-    """Search every grid of a table of inference for its front. 0 when a front was found within ``WITHIN``, else 1."""
-    from launcher.config.hardware import hardware_files
-    from launcher.search.replay_front import grids, replay_front
-    from launcher.tables.inference import read
-
-    wanted = (arguments.only or "").lower()
-    named = {name: rows for name, rows in grids(read(arguments.replay)).items() if wanted in name.lower()}
-    settings, files = config.search, hardware_files()
-    made = (replay_front(name, rows, files, WITHIN, settings.tolerance, settings.max_trials) for name, rows in named.items())
-    found = [each for each in made if each is not None]
-    if not found:
-        raise ConfigError(
-            f"{arguments.replay} holds no grid to search"
-            + (f" whose name contains {arguments.only!r}" if arguments.only else "")
-            + ": that is at least 8 measured rows of one model, device, engine and pair of lengths, with different layouts"
-        )
-    if arguments.json:
-        print(json.dumps([dataclasses.asdict(each) | {"until_within": each.until_within} for each in found], indent=2, allow_nan=False))
-    else:
-        show_fronts(found)
-    return 0 if any(each.until_within is not None for each in found) else 1
-
-
-def show_fronts(replays: Sequence[FrontReplay]) -> None:
-    """One line per grid."""
-    from rich import box
-    from rich.table import Table
-
-    share = percent(WITHIN, digits=0)
-    heads = ("grid", "rows", "front", "named", f"within {share}", "measured", "behind", "behind unmeasured", "random order")
-    made = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
-    for each in replays:
-        until = "never" if each.until_within is None else str(each.until_within)
-        cells = (
-            str(each.rows),
-            str(each.front),
-            str(each.named),
-            until,
-            str(each.measured),
-            percent(each.behind[-1]),
-            percent(each.behind[0]),
-        )
-        made.add_row(each.name, *cells, f"{each.random_order:g}")
-    wide_console().print(made)
-
-
-def replayed(each: Replay) -> dict[str, Any]:
-    return {
-        **{key: getattr(each, key) for key in ("name", "rows", "ran", "trials_to_best", "grid_gpu_hours", "reason", "doubt")},
-        "behind_best": each.behind,
-        "gpu_hours": each.gpu_hours,
-        "trials": [dataclasses.asdict(step) for step in each.steps],
-    }
-
-
-def show_replays(replays: Sequence[Replay]) -> None:
-    """One line per sweep, and the means."""
-    console = wide_console()
-    figures = {
-        "rows": [str(each.rows) for each in replays],
-        "ran": [str(each.ran) for each in replays],
-        "to best": ["never" if each.trials_to_best is None else str(each.trials_to_best) for each in replays],
-        "trials": [str(len(each.steps)) for each in replays],
-        "behind best": [percent(each.behind) for each in replays],
-        "GPU-hours": [f"{each.gpu_hours:.4g}" for each in replays],
-        "of the grid": [percent(each.gpu_hours / each.grid_gpu_hours) for each in replays],
-    }
-    names = Column("sweep", [each.name for each in replays], least=15)
-    columns = [names, *(Column(head, cells, right=True) for head, cells in figures.items())]
-    console.print(fitted_table(columns, console.width, [""] * len(replays)))
-    reached = [each.trials_to_best for each in replays if each.trials_to_best is not None]
-    spent, grid = sum(each.gpu_hours for each in replays), sum(each.grid_gpu_hours for each in replays)
-    after = f", after {sum(reached) / len(reached):.1f} trials on average" if reached else ""
-    console.print(
-        f"{plural(len(replays), 'sweep')}; within {percent(replays[0].tolerance, digits=0)} of the best in {len(reached)}{after}; "
-        f"{sum(len(each.steps) for each in replays) / len(replays):.1f} trials until the search stops; "
-        f"{spent:.4g} of {grid:.4g} GPU-hours ({percent(spent / grid)})"
-    )

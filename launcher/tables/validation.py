@@ -20,6 +20,7 @@ from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, asked_cells, table_case
 from launcher.tables.metrics import Errors, Verdicts, correlation, regret
 from launcher.tables.predictions import RowPrediction, predict_rows
+from trainer.shared.run.errors import ConfigError
 
 MIN_SWEEP = 5
 """Measured rows that make a sweep worth ranking."""
@@ -151,6 +152,15 @@ def by_source(judged: Sequence[Judged]) -> dict[str, Summary]:
     for j in judged:
         groups[j.row["source"] or "(no source)"].append(j)
     return {source: summary(members) for source, members in groups.items()}
+
+
+def check_units(judged: Sequence[Judged]) -> None:
+    """Raises ``ConfigError`` where a source's measurements are so far from all predictions that they must be in other units."""
+    for source, each in by_source(judged).items():
+        for column, unit, errors in (("step times", "seconds", each.time), ("peak_memory_gb", "1e9 bytes", each.memory)):
+            if errors and not 0.01 < errors.bias < 100:
+                factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if errors.bias > 1 else 'more'}"
+                raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
 
 
 def unanswered(judged: Sequence[Judged]) -> Counter[str]:

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.replay.trials import Replay, replay, tables
 from launcher.cli.search import main
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.config.trainers import profile
-from launcher.search.replay import Replay, replay, tables
 from launcher.tables.canonical import MeasuredRun, read, write
 from trainer.shared.run.errors import ConfigError
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from benchmarks.console import answered
 from benchmarks.fit import with_parameters
+from benchmarks.replay.trials import LAYOUTS, MIN_ROWS, MeasuredSweep, Replay, replay, tables
 from benchmarks.spreads import LeftOut, left_out, likeliest, runs_of
 from benchmarks.step_scatter import Drawn, logs
 from launcher.config.hardware import hardware_files
 from launcher.config.search import SearchConfig
 from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.named_files import check_file, write_named
-from launcher.search.replay import LAYOUTS, MIN_ROWS, MeasuredSweep, Replay, replay, tables
 from launcher.search.steps import OWN_STEPS
 from trainer.shared.run.errors import ConfigError
 
