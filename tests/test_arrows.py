@@ -63,7 +63,7 @@ LAUNCHER = {
     "tables": ("config", "cost"),
     "planning": ("config", "cost", "labels"),
     "trials": ("config", "labels"),
-    "search": ("config", "cost", "planning", "tables", "labels"),
+    "search": ("config", "cost", "planning", "labels"),
     "backends": ("config", "trials", "ports", "own_python"),
     "results": ("cost", "trials", "labels"),
     "tracking": ("config", "trials", "results", "labels", "console", "ports", "own_python"),

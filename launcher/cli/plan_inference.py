@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from launcher.config import Config
     from launcher.config.engine import EngineProfile
-    from launcher.planning.inference import InferencePlan
+    from launcher.planning.serving.plan import InferencePlan
 
 GOALS = ("lowest latency", "highest throughput", "best under your limits")
 
 
 def plan(config: Config, wanted: Mapping[str, list[Any]], arguments: argparse.Namespace) -> int:
     """0 when something fits and keeps the limits, 1 when nothing does."""
-    from launcher.planning.inference import plan_inference
+    from launcher.planning.serving.plan import plan_inference
 
     started = time.perf_counter()
     config = traced(restricted(config, wanted))
@@ -49,7 +49,7 @@ def restricted(config: Config, wanted: Mapping[str, list[Any]]) -> Config:
 
 def traced(config: Config) -> Config:
     """``config`` with lengths and rate of the trace, where one is given. ``ConfigError`` for a request longer than its positions."""
-    from launcher.planning.inference import positions
+    from launcher.planning.serving.rules import positions
     from launcher.tables.trace import read_trace
 
     work = config.workload
@@ -86,7 +86,7 @@ def heading(config: Config) -> str:
 
 def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None:
     """The tables for people."""
-    from launcher.planning.inference import name_of
+    from launcher.planning.serving.space import name_of
 
     console = wide_console()
     console.print(heading(config), soft_wrap=False)
@@ -109,7 +109,7 @@ def show(config: Config, planned: InferencePlan, top: int, spent: float) -> None
 
 def relaxed(planned: InferencePlan) -> list[dict[str, Any]]:
     """Where nothing keeps all limits, what to do about it as plain data: any one of these is enough, its limits all together."""
-    from launcher.planning.inference import LIMITS
+    from launcher.planning.serving.limits import LIMITS
 
     return [
         {
@@ -133,7 +133,7 @@ def nearest(relaxations: Sequence[Mapping[str, Any]]) -> list[str]:
 def table(planned: InferencePlan, rows: Any, width: int) -> Any:
     """Rows with what is predicted of them, in so many characters."""
     from launcher.cli.console import Column, fitted_table
-    from launcher.planning.inference import name_of
+    from launcher.planning.serving.space import name_of
 
     found = [entry(planned, int(row)) for row in rows]
     sizes = [sum(one["memory"].values()) for one in found]
@@ -172,7 +172,7 @@ def figures(planned: InferencePlan, row: int) -> str:
 
 def started(config: Config, planned: InferencePlan, row: int, engine: EngineProfile | None = None) -> dict[str, str | None]:
     """The command that starts a replica of a row by the plan's engine or another one, and what it needs beside on several nodes."""
-    from launcher.planning.inference import across_nodes, command
+    from launcher.planning.serving.commands import across_nodes, command
 
     note = across_nodes(planned, row, config.cluster.gpus_per_node, engine)
     return {"command": command(planned, row, config.workload, config.serving.checkpoint, engine), "note": note or None}
@@ -196,7 +196,7 @@ def rendered(config: Config, planned: InferencePlan) -> dict[str, dict[str, str 
 
 def entry(planned: InferencePlan, row: int) -> dict[str, Any]:
     """One row as plain data: figures, and every part of time and memory, those of time beside their speed of light."""
-    from launcher.planning.inference import name_of
+    from launcher.planning.serving.space import name_of
 
     e = planned.estimate
     values = {name: float(np_values[row]) for name, np_values in planned.values.items()}
@@ -229,7 +229,7 @@ def at(planned: InferencePlan, value: Any, row: int) -> float:
 
 def document(config: Config, planned: InferencePlan, spent: float) -> dict[str, Any]:
     """What ``--json`` prints."""
-    from launcher.planning.inference import name_of
+    from launcher.planning.serving.space import name_of
     from trainer.shared.run.read import to_dict
 
     others = rendered(config, planned)
@@ -284,7 +284,7 @@ def _parts(title: str, parts: Mapping[str, Mapping[str, float]]) -> Any:
 
 def chosen(planned: InferencePlan, what: str) -> int:
     """The row that ``--explain`` means: a place of the front, or a name such as ``t8 p4 r1 b64``."""
-    from launcher.planning.inference import name_of
+    from launcher.planning.serving.space import name_of
 
     if what.isdecimal():
         if not 1 <= int(what) <= len(planned.front):

@@ -16,7 +16,7 @@ from launcher.named_files import check_file, check_folder
 
 if TYPE_CHECKING:
     from launcher.config import Config
-    from launcher.planning.inference import InferencePlan
+    from launcher.planning.serving.plan import InferencePlan
     from launcher.search.policy import SearchTrial, TrialObservation
     from launcher.search.serving import ServingPolicy, ServingProblem
     from launcher.sweep.search import SearchOutcome
@@ -40,7 +40,7 @@ def run(
     """0 when something was measured that keeps the limits, 1 when nothing was. ``default`` is composed from no more than the cluster."""
     from launcher.config import locate_data
     from launcher.config.rules import check_installed
-    from launcher.planning.inference import plan_inference
+    from launcher.planning.serving.plan import plan_inference
     from launcher.search.serving import serving_problem
     from launcher.trials.store import Store
     from trainer.shared.run.schema import DataConfig
@@ -108,7 +108,7 @@ def point_of(planned: InferencePlan, row: int) -> dict[str, float]:
 
 def recommendations(problem: ServingProblem, done: InferencePlan, recipes: Mapping[str, Path]) -> dict[str, Any]:
     """The three rows to choose from, each with its command and recipe."""
-    from launcher.planning.inference import name_of
+    from launcher.planning.serving.space import name_of
 
     config = problem.config
     return {
@@ -131,8 +131,8 @@ def write_recipes(
     """A recipe of each recommendation: the command line with one row of the space."""
     from launcher.cli import recipes
     from launcher.config.hardware import hardware_files
-    from launcher.planning.inference import name_of
     from launcher.planning.recipe import changes, recipe
+    from launcher.planning.serving.space import name_of
     from trainer.shared.run.schema import LayoutConfig
 
     written = {}
@@ -155,7 +155,7 @@ def write_recipes(
 
 def document(name: str, problem: ServingProblem, found: SearchOutcome[ServingPolicy], recipes: Mapping[str, Path]) -> dict[str, Any]:
     """What a search found, as ``--json`` prints it."""
-    from launcher.planning.inference import DOMINATED
+    from launcher.planning.serving.plan import DOMINATED
 
     policy, planned = found.policy, problem.planned
     done = policy.plan(measured_only=True)

@@ -6,8 +6,10 @@ conf/inference.yaml, the same for all engines.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import key
 
 BATCHING = ("static", "continuous", "both")
@@ -18,6 +20,10 @@ ATTENTION = ("unfused", "flash")
 ACTIVATIONS = ("separate", "fused")
 CHOOSING = ("sorted", "fused")
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
+TEXTS, SIZES = ("model", "weights", "kv"), ("tensor", "pipeline", "ranks", "batch", "length", "tokens")
+"""Texts and whole numbers that a command may have in braces."""
+SEVERAL = ("nodes", "ranks", "each")
+"""Whole numbers that ``across`` may have."""
 
 
 @dataclass(frozen=True)
@@ -63,5 +69,23 @@ class EngineProfile:
     own: bool = key(False, "this project's generator, with which a search measures")
     command: str = key("", "how it is started: a line with {model} (quoted for a shell as it has to be), {tensor}, {pipeline}, {batch}, {length}, {tokens}, {weights}, {kv}")
     server: str = key("", "how it is started where requests come as they like, if that is another line")
+    across: str = key("what the engine's documentation says of it", "what the command needs beside where a replica is on several nodes: words with {nodes}, {ranks} and {each}, the devices of a node")
     formats: dict[str, str] = key(dict, "what {weights} becomes, by number format of the weights; none = it takes all", choices=FORMATS)
     kv_formats: dict[str, str] = key(dict, "what {kv} becomes, by number format of keys and values, where those of the weights are not kept", choices=FORMATS)
+
+
+def filled(engine: EngineProfile, name: str, words: Mapping[str, object]) -> str:
+    """Returns the line ``engine.NAME`` with ``words`` in place of its braces. ``ConfigError`` where it has others."""
+    line: str = getattr(engine, name)
+    try:
+        return " ".join(filled for word in line.split() if (filled := word.format(**words)))  # blanks of what is filled in stay
+    except (KeyError, IndexError, ValueError, AttributeError):
+        known = ", ".join(f"{{{word}}}" for word in words)
+        raise ConfigError(f"engine.{name}={line!r} of {engine.name} cannot be filled in; in braces it may have {known}") from None
+
+
+def check_lines(engine: EngineProfile) -> None:
+    """Raises ``ConfigError`` for a line of the profile that cannot be filled in."""
+    for name in ("command", "server"):
+        filled(engine, name, dict.fromkeys(TEXTS, "") | dict.fromkeys(SIZES, 1))
+    filled(engine, "across", dict.fromkeys(SEVERAL, 1))

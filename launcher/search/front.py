@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from launcher.cost.normal import ndtr, normal_pdf
-from launcher.planning.inference import front
+from launcher.planning.serving.plan import front
 
 COMMON = 1.0
 """Standard error that all points share, in logarithms: next to unknown."""

@@ -16,7 +16,8 @@ import numpy as np
 from launcher.config.schema import Config
 from launcher.cost.inference import InferenceEstimate
 from launcher.cost.parts import total
-from launcher.planning.inference import InferencePlan, estimated, name_of
+from launcher.planning.serving.plan import InferencePlan, estimated
+from launcher.planning.serving.space import name_of
 from launcher.search.front import FrontSearch, behind
 from launcher.search.policy import SearchTrial, Stop, TrialObservation, at_most, limit_reached
 from trainer.shared.records.outcome import Reason

@@ -31,7 +31,7 @@ from launcher.config.inference import ServingConfig, WorkloadConfig
 from launcher.config.schema import ClusterConfig, SweepConfig
 from launcher.config.search import SearchConfig
 from launcher.config.trainers import engine
-from launcher.planning.inference import plan_inference
+from launcher.planning.serving.plan import plan_inference
 from launcher.search.serving import serving_problem
 from launcher.sweep.search import search
 from launcher.trials.job import Handle, Job, JobState

@@ -21,7 +21,10 @@ from launcher.config.engine import EngineProfile
 from launcher.config.inference import SlaConfig
 from launcher.config.schema import Config
 from launcher.config.trainers import engine, engine_names
-from launcher.planning.inference import LIMITS, SATURATED, InferencePlan, command, front, name_of, outward, plan_inference
+from launcher.planning.serving.commands import command
+from launcher.planning.serving.limits import LIMITS, outward
+from launcher.planning.serving.plan import SATURATED, InferencePlan, front, plan_inference
+from launcher.planning.serving.space import name_of
 from launcher.tables.trace import read_trace
 from tests.draws import draws
 from trainer.shared.run.errors import ConfigError

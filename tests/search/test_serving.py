@@ -21,7 +21,7 @@ from launcher.cli.main import main
 from launcher.config import compose, resolve
 from launcher.config.rules import run_of
 from launcher.labels import seconds
-from launcher.planning.inference import plan_inference
+from launcher.planning.serving.plan import plan_inference
 from launcher.results import front, report
 from launcher.search.front import behind_front
 from launcher.search.policy import SearchTrial
