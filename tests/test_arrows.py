@@ -68,10 +68,11 @@ LAUNCHER = {
     "results": ("cost", "trials", "labels"),
     "tracking": ("config", "trials", "results", "labels", "console", "ports", "own_python"),
     "sweep": ("config", "cost", "trials", "search", "backends", "results", "tracking", "console", "interrupt", "named_files"),
+    "goals": ("config", "cost", "planning", "tables", "trials", "search", "results", "sweep", "labels", "named_files"),
     "stages": ("config", "cost", "trials", "backends", "sweep"),
     "cli": (
-        *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep", "stages"),
-        *("labels", "interrupt", "named_files", "own_python"),
+        *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep", "goals", "stages"),
+        *("labels", "interrupt", "named_files"),
     ),
     "__main__": ("cli", "own_python"),
 }  # fmt: skip

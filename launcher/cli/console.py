@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from launcher.goals.views import Answer, Grid, Line, Listing, View
 from launcher.labels import shown
 
 WIDE = 1000
@@ -62,6 +65,49 @@ def wide_console() -> Console:
 def titled(title: str, text: str) -> Text:
     """``title: text``, the title in bold."""
     return Text.assemble((shown(title), "bold"), shown(f": {text}"))
+
+
+def emit(answer: Answer, as_json: bool) -> None:
+    """Prints the document of an answer, or shows it to people."""
+    if as_json:
+        print(json.dumps(answer.document, indent=2, allow_nan=False))
+        return
+    show(answer.views)
+    if answer.said:
+        print(answer.said, file=sys.stderr)
+
+
+def show(views: Iterable[View]) -> None:
+    """Prints lines and tables for people."""
+    console = wide_console()
+    for view in views:
+        if isinstance(view, Line):
+            console.print(titled(view.title, view.text) if view.title else view.text, soft_wrap=not view.wraps)
+        else:
+            console.print(view if isinstance(view, str) else _listing(view, console.width) if isinstance(view, Listing) else _grid(view))
+
+
+def _listing(view: Listing, width: int) -> Table:
+    places = [Column("#", [str(place) for place in range(1, len(view.entries) + 1)])] if view.numbered else []
+    columns = [Column(c.name, [c.cell(entry) for entry in view.entries], c.keep, c.least, c.right) for c in view.columns]
+    return fitted_table([*places, *columns], width, [""] * len(view.entries))
+
+
+def _grid(view: Grid) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=view.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=view.compact)
+    for place, head in enumerate(view.heads):
+        if not view.figures:
+            made.add_column(head)
+        elif place == 0:
+            made.add_column(head, overflow="fold", max_width=view.widest)
+        else:
+            made.add_column(head.replace(" ", "\n") if view.compact else head, justify="right", no_wrap=True)
+    for row in view.rows:
+        made.add_section() if row is None else made.add_row(*row)
+    return made
 
 
 def chosen_columns(columns: Sequence[Column], width: int) -> list[Column]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.labels import shown
 from trainer.shared.run.errors import ConfigError
@@ -56,16 +55,6 @@ def searched(
     mirror.close()
     mirror.finish(0 if found.interrupted else None)
     return found
-
-
-def tell_result(found: SearchOutcome[P], result: dict[str, Any], show: Callable[[dict[str, Any]], None] | None) -> None:
-    """Print what was found: by ``show``, or as JSON without it. An interrupted search is told of first, then raises what interrupted it."""
-    if show:
-        show(result)
-    else:
-        print(json.dumps(result, indent=2, allow_nan=False))
-    if found.interrupted:
-        raise found.interrupted
 
 
 def alone(config: Config) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
-    from launcher.config import Config
+    from launcher.goals.goal import Goal
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
@@ -78,24 +78,8 @@ def typed(value: Any) -> Any:
     return yaml.safe_load(value) if isinstance(value, str) else value
 
 
-SERVING = ("engine", "workload", "sla", "serving")
-TRAINING = (
-    "trainer",
-    "optimizer",
-    "data",
-    "search.space",
-    "run.global_batch",
-    "run.eval_every",
-    "run.checkpoint",
-    "run.compile",
-    "run.precision",
-)
-"""Keys that have a meaning for ``task=inference`` alone, and those that have none there."""
-
-
-def check_task(config: Config, overrides: Sequence[str]) -> None:
-    """``ConfigError`` for a key that has no meaning for ``config.task``."""
-    strange, remedy = (TRAINING, "leave it out") if config.task == "inference" else (SERVING, "add task=inference")
+def check_keys(overrides: Sequence[str], goal: Goal, task: str) -> None:
+    """Raises ``ConfigError`` for a key that has no meaning for ``goal``, which is that of ``task``."""
     for word in overrides:
-        if any(key_of(word) == name or key_of(word).startswith(name + ".") for name in strange):
-            raise ConfigError(f"{word} has no meaning for task={config.task}; {remedy}")
+        if any(key_of(word) == name or key_of(word).startswith(name + ".") for name in goal.foreign):
+            raise ConfigError(f"{word} has no meaning for task={task}; {goal.remedy}")

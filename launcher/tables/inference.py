@@ -26,6 +26,7 @@ from launcher.tables import canonical
 from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
 from launcher.tables.metrics import Errors, Verdicts
 from launcher.tables.predictions import stacked
+from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import RATED
 
 MODES = ("static", "closed", "open")
@@ -58,6 +59,8 @@ COLUMNS: dict[str, TableColumn] = {
         )
     },
 }
+UNITS = {"latency": ("latency_ms", "milliseconds"), "tpot": ("tpot_ms", "milliseconds"), "token": ("tokens_per_s", "tokens per second")}
+"""The column that a row is judged by, and its unit, by ``judged_by``."""
 NEEDED = ("hardware", "tensor", "pipeline", "input", "output")
 """What a source has to say itself for its row to count as fully described."""
 
@@ -229,6 +232,20 @@ def _verdict(judged: JudgedRequest) -> tuple[bool, bool, float, float] | None:
     if oom is None or fits is None or needed is None:
         return None
     return fits < FITS, oom, needed, needed / (judged.capacity or np.inf)
+
+
+def check_units(judged: Sequence[JudgedRequest]) -> None:
+    """Raises ``ConfigError`` where a source's measurements are so far from all predictions that they must be in other units."""
+    pairs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for j in judged:
+        if pair := j.pair:
+            pairs[j.row["source"] or "(no source)", judged_by(j.row)].append(pair)
+    for (source, kind), members in pairs.items():
+        errors, (column, unit) = Errors.of(members), UNITS[kind]
+        if errors and not 0.01 < errors.bias < 100:
+            less = (errors.bias > 1) != (kind == "token")  # a rate is the less the longer a token takes
+            factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if less else 'more'}"
+            raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
 
 
 def weighted_median(errors: Sequence[float], models: Sequence[Any]) -> float:

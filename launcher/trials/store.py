@@ -153,7 +153,7 @@ class Sweep:
     created: float
     launcher: str
     records: list[Record]
-    front: dict[str, Any] = field(default_factory=dict)  # of a search of inference: what it found (``launcher.cli.search_inference``)
+    front: dict[str, Any] = field(default_factory=dict)  # of a search of inference: what it found (``launcher.goals.serving.search``)
 
 
 class Store:

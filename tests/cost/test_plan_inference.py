@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli.main import main
-from launcher.cli.plan_inference import nearest, relaxed
 from launcher.config import compose
 from launcher.config.engine import EngineProfile
 from launcher.config.inference import SlaConfig
 from launcher.config.schema import Config
 from launcher.config.trainers import engine, engine_names
+from launcher.goals.serving.plan import ServingPlan, nearest
 from launcher.planning.serving.commands import command
 from launcher.planning.serving.limits import LIMITS, outward
 from launcher.planning.serving.plan import SATURATED, InferencePlan, front, plan_inference
@@ -127,7 +127,7 @@ def test_the_plan_under_a_relaxation_as_it_is_printed_keeps_it(data: st.DataObje
     words = {f"sla.{name}": f"{data.draw(st.floats(*ranges[name])):.4g}" for name in sorted(names)}
     if (plan := under(words)) is None:
         return
-    lines = nearest(relaxed(plan))
+    lines = nearest(ServingPlan(chat(), plan).relaxed())
     assert bool(lines) == (not plan.kept.any())
     for line in lines:
         given = dict(re.findall(r"(sla\.\w+)=(\S+)", line))

@@ -13,6 +13,7 @@ from launcher.cli import search
 from launcher.cli.main import main
 from launcher.config import compose
 from launcher.config.schema import ClusterConfig
+from launcher.goals.training.goal import GOAL
 from launcher.trials.store import Store
 from tests.backends.slurm_support import CLUSTER, PROJECT
 from tests.clusters.kubernetes.fixture import Kubernetes
@@ -38,7 +39,7 @@ def searched(cluster: ClusterConfig, trials: int, capsys: pytest.CaptureFixture[
     """A search of ``trials`` trials of the example; what ``trireme rank`` says of them."""
     config = compose([*RUN, f"search.max_trials={trials}"], EXAMPLE)
     found = dataclasses.replace(cluster, hardware=config.cluster.hardware)
-    assert search.run(dataclasses.replace(config, cluster=found), compose(search.alone(config)), RUN, {"micro_batch": [1, 2]}) == 0
+    assert search.run(GOAL, dataclasses.replace(config, cluster=found), compose(search.alone(config)), RUN, {"micro_batch": [1, 2]}) == 0
     capsys.readouterr()
     assert main(["rank", "other", "--json"]) == 0
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
@@ -67,7 +68,7 @@ def check_enough(cluster: ClusterConfig) -> None:
     )
     config = compose(words)
     found = dataclasses.replace(cluster, hardware=config.cluster.hardware)
-    assert search.run(dataclasses.replace(config, cluster=found), compose(search.alone(config)), words, {"micro_batch": [1]}) == 0
+    assert search.run(GOAL, dataclasses.replace(config, cluster=found), compose(search.alone(config)), words, {"micro_batch": [1]}) == 0
     (record,) = Store("runs").sweep("brief").records
     assert (record.status, record.reason, record.attempt) == (Status.DONE, Reason.MEASURED, 0)
     result = record.read_result() or {}

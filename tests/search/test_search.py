@@ -19,12 +19,16 @@ from launcher.backends import pool
 from launcher.backends.pool import Backends
 from launcher.cli import search as command
 from launcher.cli import train
+from launcher.cli.console import show
 from launcher.config import Config, compose, resolve, rules
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import LocalCluster, SweepConfig
 from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.config.uncertainty import shipped_widths
 from launcher.cost import predict
+from launcher.goals.goal import Written
+from launcher.goals.training.goal import GOAL
+from launcher.goals.training.search import TrainingSearch
 from launcher.planning.layout_filter import columns_wanted
 from launcher.planning.plan import plan
 from launcher.results.ranking import measurement as as_ranked
@@ -251,7 +255,7 @@ def test_the_command_that_is_printed_runs_what_was_measured(
     """Wherever the trials lie, and however the place and the data were chosen."""
     words = ["cluster=slurm", "cluster.partition=big", "cluster.gpus_per_node=2", "data=synthetic", "run.seed=5", "sweep.dir=elsewhere"]
     result = planted_command(*words, "search.max_trials=3")
-    command.show(result)
+    show(GOAL.shown(result))
     name = capsys.readouterr().out.split("trireme train recipe=")[1].split()[0]
     again, best = compose([f"recipe={name}"]), result["ranking"][0]
     assert trial_id(resolve(again)) == best["trial"]
@@ -396,7 +400,7 @@ def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Pat
 
     candidates = prepared(tmp_path)
     found: SearchOutcome = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", even)))
-    report = json.loads(json.dumps(command.document("demo", candidates, found, 1000, None), allow_nan=False))
+    report = json.loads(json.dumps(TrainingSearch(candidates, 1000, candidates.config).document("demo", found, Written()), allow_nan=False))
     assert report["trials"] == len(found.trials) and report["layouts"] == 1000
     assert [row["step_time_s"] for row in report["ranking"]] == sorted(row["step_time_s"] for row in report["ranking"])
     grid = sum(even(resolve(candidates.trial_config(SearchTrial(i, True, None))).train_config()) for i in range(len(candidates.candidates)))

@@ -16,10 +16,12 @@ import pytest
 
 from launcher.backends import pool
 from launcher.backends.pool import Backends
-from launcher.cli import search_inference
+from launcher.cli import search as verb
+from launcher.cli.console import show
 from launcher.cli.main import main
 from launcher.config import compose, resolve
 from launcher.config.rules import run_of
+from launcher.goals.serving.goal import GOAL
 from launcher.labels import seconds
 from launcher.planning.serving.plan import plan_inference
 from launcher.results import front, report
@@ -269,7 +271,7 @@ def test_a_way_to_serve_has_one_time_in_all_places_and_says_whether_it_is_scaled
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], nodes: str, kinds: set[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(search_inference, "searched", lambda name, problem, *_, **__: searched(tmp_path, problem))
+    monkeypatch.setattr(verb, "searched", lambda name, problem, *_, **__: searched(tmp_path, problem))
     assert main(["search", "--json", *LOCAL, f"search.nodes={nodes}"]) == 0
     found = json.loads(capsys.readouterr().out)
     tried = {one["name"]: one for one in found["trials"] if one["status"] == "done"}
@@ -280,7 +282,7 @@ def test_a_way_to_serve_has_one_time_in_all_places_and_says_whether_it_is_scaled
         assert one["latency_ms"] == pytest.approx(1e3 * tried[one["name"]]["request_s"])
     for one in tried.values():
         assert (one["request_s"] == pytest.approx(one["measured_s"])) == (one["kind"] == "measured")
-    search_inference.show(found)
+    show(GOAL.shown(found))
     told = capsys.readouterr().out
     assert ("~ scaled: the trial served fewer replicas" in told) == (len(kinds) > 1)
     for one in found["recommended"].values():

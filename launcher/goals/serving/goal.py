@@ -1,0 +1,25 @@
+"""The best ways to serve: the front of time against cost."""
+
+from __future__ import annotations
+
+from launcher.config.rules import check_installed
+from launcher.goals.goal import Goal
+from launcher.goals.serving import search, table
+from launcher.goals.serving.plan import plan_serving
+
+GOAL = Goal(
+    foreign=(
+        *("trainer", "optimizer", "data", "search.space"),
+        *("run.global_batch", "run.eval_every", "run.checkpoint", "run.compile", "run.precision"),
+    ),
+    remedy="leave it out",
+    plan=plan_serving,
+    check=lambda config: check_installed(config, "measuring"),
+    search=search.search_serving,
+    shown=search.shown,
+    recipes={"lowest latency": "-latency", "highest throughput": "-throughput", "best under your limits": "-limits"},
+    measured="requests",
+    columns=table.COLUMNS,
+    table=table.serving_table,
+    fixed="a table of inference, whose rows name their engine",
+)

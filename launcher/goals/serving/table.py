@@ -1,0 +1,77 @@
+"""A table of measured inference: figures by model, every model with the same weight."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from launcher.config.hardware import hardware_files
+from launcher.config.trainer import TrainerProfile
+from launcher.cost.thresholds import FITS
+from launcher.goals.views import Answer, Grid, View, not_predicted
+from launcher.labels import percent
+from launcher.tables.inference import JudgedRequest, RequestSummary, by_model, check_units, judge, read, summary, unanswered
+from launcher.tables.repeats import Repeat
+
+COLUMNS = ("row", "latency_ms", "ttft_ms", "tpot_ms", "memory_gb", "oom", "reason")
+HEADS = ("model", "rows", "timed", "median error", "p90", "bias", "out of memory", "F1")
+
+
+@dataclass(frozen=True)
+class ServingTable:
+    """Rows with what is predicted of each."""
+
+    judged: Sequence[JudgedRequest]
+    repeats: Sequence[Sequence[Repeat]] = ()
+
+    @cached_property
+    def everything(self) -> RequestSummary:
+        return summary(self.judged)
+
+    @property
+    def predicted(self) -> int:
+        return self.everything.predicted
+
+    def lines(self) -> list[Sequence[Any]]:
+        return [(j.row.number, *_cells(j), j.reason) for j in self.judged]
+
+    def answer(self, with_sweeps: bool) -> Answer:
+        whole = summary([j for j in self.judged if j.whole])
+        found = {**by_model(self.judged), "all": self.everything, "rows with full configuration": whole}
+        missing = unanswered(self.judged)
+        return Answer({"models": {name: _document(each) for name, each in found.items()}, "not predicted": missing}, _shown(found, missing))
+
+
+def serving_table(path: str, trainer: TrainerProfile | None) -> ServingTable:
+    """Reads a table and predicts its rows, each with its engine."""
+    judged = judge(read(path), hardware_files())
+    check_units(judged)
+    return ServingTable(judged)
+
+
+def _shown(found: Mapping[str, RequestSummary], missing: Counter[str]) -> Iterator[View]:
+    rows: list[Sequence[str] | None] = []
+    for name, each in found.items():
+        if each.predicted:
+            rows += [None] if name == "all" else []
+            errors, flags = each.errors, each.verdicts
+            times = [str(errors.count), percent(each.median), percent(errors.p90), f"{errors.bias:.2f}"] if errors else [""] * 4
+            short = [str(flags.short), "" if flags.f1 is None else f"{flags.f1:.3f}"] if flags else ["", ""]
+            rows.append((name, str(each.rows), *times, *short))
+    yield Grid(HEADS, rows, "inference", figures=True)
+    yield from not_predicted(missing)
+
+
+def _cells(judged: JudgedRequest) -> list[str]:
+    if judged.fits is None:
+        return [""] * 5
+    times = [f"{1e3 * (value or 0):.6g}" for value in (judged.latency_s, judged.ttft_s, judged.tpot_s)]
+    return [*times, f"{(judged.memory_bytes or 0) / 1e9:.6g}", "yes" if judged.fits < FITS else "no"]
+
+
+def _document(each: RequestSummary) -> dict[str, Any]:
+    return dataclasses.asdict(each) | {"f1": each.verdicts.f1 if each.verdicts else None}
