@@ -44,10 +44,11 @@ TRAINER = {
 """Rooms of the trainer (folders, and files at its top), and what else of it each may use."""
 
 SHARED = {
-    "run": (),
+    "families": (),
+    "run": ("families",),
     "parallel": ("run",),
     "corpora": ("run",),
-    "records": ("run", "corpora"),
+    "records": ("run", "corpora", "families"),
 }
 """Rooms of the language that both programs share."""
 

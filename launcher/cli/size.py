@@ -23,9 +23,10 @@ from launcher.planning.plan import plan
 from launcher.planning.recipe import recipe
 from launcher.planning.shapes import count, shape_for
 from launcher.planning.size import DAY, MEMORY, TOKENS_PER_PARAMETER, Budget, Choice, Seconds, alternatives, largest, seconds_at
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.read import from_dict, to_dict
-from trainer.shared.run.schema import FAMILIES, RECOMPUTE, LayoutConfig, ModelConfig
+from trainer.shared.run.schema import RECOMPUTE, LayoutConfig, ModelConfig
 
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
 """Keys that may be given. Other keys are outputs of this command."""
@@ -78,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tokens", type=float, help="tokens to train on, such as 300e9")
     made.add_argument("--compute-optimal", action="store_true", help="choose the tokens too: 20 per parameter (Chinchilla)")
     made.add_argument("--parameters", type=float, help="a model of this size, such as 20e9, instead of the largest that the days allow")
-    made.add_argument("--family", default="gpt", choices=FAMILIES, help="architecture (default: %(default)s)")
+    made.add_argument("--family", default=ModelConfig.family, choices=FAMILIES, help="architecture (default: %(default)s)")
     made.add_argument("--vocab", type=int, help="vocabulary (default: the family's)")
     made.add_argument("--seq", type=int, help="sequence length (default: 2048)")
     made.add_argument("--tflops", type=float, help="TFLOP/s that a GPU executes, instead of the cost model's prediction")

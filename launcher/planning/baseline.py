@@ -17,9 +17,6 @@ from launcher.planning.shapes import count, family_defaults, interpolate, log_in
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ModelConfig, OptimizerConfig, RunConfig
 
-CONSTANT_END = 0.166
-"""Part of a GPT run at the final learning rate (NeMo tool)."""
-
 
 @dataclass(frozen=True)
 class Baseline:
@@ -41,7 +38,7 @@ def baseline(model: ModelConfig, tokens: float, gpus: int = 1) -> Baseline:
     steps = max(1, round(tokens / (batch * model.seq)))
     lr = _two_digits(interpolate(model.family, parameters, lambda reference: reference.lr))
     warmup = 0.0015 * steps if defaults.warmup_tokens is None else defaults.warmup_tokens / (batch * model.seq)
-    decay = steps - round(CONSTANT_END * steps) if model.family == "gpt" else steps
+    decay = steps - round(defaults.constant_end * steps)
     return Baseline(
         dataclasses.replace(model, dropout=defaults.dropout, init_std=round(0.64 / math.sqrt(model.hidden), 6)),
         OptimizerConfig(

@@ -17,11 +17,14 @@ import math
 from collections.abc import Callable, Iterator
 
 from launcher.cost.inputs.shape import Shape
-from launcher.planning.reference_models import FAMILY_DEFAULTS, GROUPED_QUERY_FROM, FamilyDefaults, ReferenceModel
+from trainer.shared.families.family import FamilyDefaults, ReferenceModel
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
+FAMILY_DEFAULTS = {name: family.published for name, family in FAMILIES.items() if family.published is not None}
+"""The families of which published models are known."""
 SAME_SIZE, WRONG_SIZE = 0.04, 0.15
 HEAD_WIDTHS = (32, 64, 80, 96, 128, 160, 192, 256)
 SMALLEST, LARGEST = 1e6, 2e13
@@ -62,10 +65,11 @@ def count(model: ModelConfig) -> float:
 
 def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ModelConfig:
     """A model with the family's MLP width and key/value heads filled in."""
-    multiple = FAMILY_DEFAULTS[family].ffn_multiple
+    defaults = FAMILY_DEFAULTS[family]
+    multiple = defaults.ffn_multiple
     ffn = multiple * math.ceil(8 * hidden / 3 / multiple) if multiple else 4 * hidden
     model = resolve_model(ModelConfig(family, layers, hidden, heads, heads, ffn, vocab, seq))
-    if family == "llama" and heads % 8 == 0 and count(model) > GROUPED_QUERY_FROM:
+    if defaults.grouped_above is not None and heads % 8 == 0 and count(model) > defaults.grouped_above:
         # grouped queries free parameters, which go to the MLP: Llama 2 70B has 1.3 times the width, Llama 3.1 405B 1.22 times
         model = dataclasses.replace(model, kv_heads=8, ffn=multiple * math.ceil(1.25 * (ffn or 1) / multiple) if multiple else ffn)
     return model

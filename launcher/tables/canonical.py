@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cost.inputs.layouts import BALANCES
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, listed, nearest
-from trainer.shared.run.schema import FAMILIES, RATED, RECOMPUTE, SCHEDULES, TARGETS
+from trainer.shared.run.schema import RATED, RECOMPUTE, SCHEDULES, TARGETS
 
 UNKNOWN = "unknown"
 MOST = 1e9
@@ -81,7 +82,7 @@ COLUMNS = {
         TableColumn("source", "who measured: rows of one source are summed up together", "text"),
         TableColumn("model", "name of the model", "text"),
         # the model
-        TableColumn("family", "what its blocks are made of (a mixture of experts is llama with experts)", "word", FAMILIES),
+        TableColumn("family", "what its blocks are made of (a mixture of experts is llama with experts)", "word", tuple(FAMILIES)),
         TableColumn("layers", "transformer blocks"),
         TableColumn("hidden", "width of the residual stream"),
         TableColumn("heads", "attention heads"),

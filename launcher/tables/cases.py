@@ -17,10 +17,11 @@ from launcher.config.yaml_text import read_yaml
 from launcher.cost.inputs.constants import Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
-from launcher.cost.inputs.shape import ADAPTED, Experts, LatentAttention, Shape
+from launcher.cost.inputs.shape import ADAPTED, SIZES, Experts, LatentAttention, Shape, family_traits
 from launcher.cost.known import cells_of
 from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, RunConfig
 
@@ -89,17 +90,12 @@ def shape_of(row: MeasuredRun) -> Shape:
     family = row.known("family")
     experts = Experts(*map(row.known, ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers")))
     latent = LatentAttention(row.known("latent_queries"), row.known("latent_keys"))
-    sizes = {name: row.known(name) for name in ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "seq")}
+    sizes = {name: row.known(name) for name in SIZES}
     shape = Shape(
         **sizes,
-        gated=family == "llama",
+        **family_traits(family, sizes["seq"]),
+        gated=FAMILIES[family].activation == "swiglu",
         tied=row.known("tied"),
-        biases=family != "llama",
-        scale_only_norm=family == "llama",
-        positions=sizes["seq"] if family == "gpt" else 0,
-        embedding_norm=family == "bloom",
-        rotary=family == "llama",
-        linear_biases=family == "bloom",
         dropout=row.known("dropout"),
         text=row.known("text"),
         frozen=row.known("adapters"),

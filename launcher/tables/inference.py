@@ -26,6 +26,7 @@ from launcher.tables import canonical
 from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
 from launcher.tables.metrics import Errors, Verdicts
 from launcher.tables.predictions import stacked
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import RATED
 
@@ -139,10 +140,10 @@ def is_inference(path: str | Path) -> bool:
 
 def shape_of(row: MeasuredRun) -> Shape:
     """The model of a row."""
-    family = row.known("family")
+    family = FAMILIES[row.known("family")]
     names = ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab")
-    llama = family == "llama"
-    return Shape(**{name: row.known(name) for name in names}, seq=1, gated=llama, tied=bool(row["tied"]), biases=not llama)
+    gated = family.activation == "swiglu"
+    return Shape(**{name: row.known(name) for name in names}, seq=1, gated=gated, tied=bool(row["tied"]), biases=family.biases)
 
 
 def cases(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> tuple[list[tuple[InferenceCase, list[int]]], dict[int, str]]:

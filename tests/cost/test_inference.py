@@ -20,7 +20,7 @@ from launcher.cost.inputs.shape import Shape
 
 GPT_175B = Shape(layers=96, hidden=12288, heads=96, kv_heads=96, head_width=128, ffn=49152, vocab=51200, seq=2048)
 LLAMA_8B = Shape(
-    layers=32, hidden=4096, heads=32, kv_heads=8, head_width=128, ffn=14336, vocab=128256, seq=8192, gated=True, tied=False, biases=False
+    layers=32, hidden=4096, heads=32, kv_heads=8, head_width=128, ffn=14336, vocab=128256, seq=8192, gated=True, tied=False, biases=()
 )
 
 

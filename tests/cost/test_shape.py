@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.flops import model_flops
 from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import FAMILIES, ModelConfig
+from trainer.shared.run.schema import ModelConfig
 
 BLOOM = ModelConfig(family="bloom", layers=70, hidden=14336, heads=112, vocab=250880, seq=2048)
 LLAMA_7B = ModelConfig(family="llama", layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000, seq=4096)
@@ -76,7 +77,7 @@ def test_a_mixture_counts_all_experts_as_parameters_but_the_visited_ones_as_work
     """Mixtral 8x7B: 46.7 B parameters, 12.9 B of them active (arXiv 2401.04088)."""
     experts = Experts(count=8, active=2, ffn=14336)
     mixtral = Shape(
-        32, 4096, 32, 8, 128, 14336, 32000, 4096, gated=True, tied=False, biases=False, scale_only_norm=True, rotary=True, experts=experts
+        32, 4096, 32, 8, 128, 14336, 32000, 4096, gated=True, tied=False, biases=(), scale_only_norm=True, rotary=True, experts=experts
     )
     assert mixtral.parameters == pytest.approx(46.7e9, rel=2e-3)
     assert mixtral.active_matrix_parameters == pytest.approx(12.9e9 - 0.13e9, rel=1e-2)  # without the input embedding
@@ -85,7 +86,7 @@ def test_a_mixture_counts_all_experts_as_parameters_but_the_visited_ones_as_work
 def test_latent_attention_and_shared_experts_count_as_in_deepseek_v3() -> None:
     """671 B parameters, 37 B active (arXiv 2412.19437)."""
     shape = Shape(
-        61, 7168, 128, 128, 128, 18432, 129280, 4096, gated=True, tied=False, biases=False, scale_only_norm=True,
+        61, 7168, 128, 128, 128, 18432, 129280, 4096, gated=True, tied=False, biases=(), scale_only_norm=True,
         experts=Experts(256, 8, 2048, 2048, 3), latent=LatentAttention(1536, 512),
     )  # fmt: skip
     assert shape.parameters == pytest.approx(671e9, rel=5e-3)

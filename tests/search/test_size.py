@@ -7,8 +7,7 @@ import math
 import pytest
 
 from launcher.planning.baseline import baseline, round_batch
-from launcher.planning.reference_models import FAMILY_DEFAULTS
-from launcher.planning.shapes import build, count, log_interpolate, shape_for
+from launcher.planning.shapes import FAMILY_DEFAULTS, build, count, log_interpolate, shape_for
 from launcher.planning.size import DAY, Budget, alternatives, executed_flops, largest, seconds_at
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model

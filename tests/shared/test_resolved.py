@@ -7,10 +7,10 @@ import typing
 
 import pytest
 
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.read import from_dict, to_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import (
-    FAMILIES,
     LayoutConfig,
     ModelConfig,
     OptimizerConfig,

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from tests.small_runs import ranks, small
 from trainer import loop
 from trainer.launch.rank_env import RankEnv
-from trainer.models.families import FAMILIES
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import METHODS, TrainConfig

@@ -13,7 +13,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import tune_of
 from trainer.convert.huggingface import placed, save_tensors, shapes
 from trainer.convert.rules import Rule, rules
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.manifest import CheckpointError, read_manifest
 from trainer.shared.records.resume import base_identity, newest, section
 from trainer.shared.run.errors import ConfigError
@@ -67,7 +68,7 @@ def _config(tune: TuneConfig, model: ResolvedModelConfig, factors: Iterable[str]
         "lora_alpha": tune.alpha,
         "lora_dropout": tune.dropout,
         "target_modules": sorted({_suffix(name) for name in factors}),
-        "fan_in_fan_out": model.family == "gpt",
+        "fan_in_fan_out": FAMILIES[model.family].hub.inputs_first,
         "bias": "none",
         "inference_mode": True,
     }
@@ -125,30 +126,33 @@ _FACTOR = re.compile(r"\.lora_([AB])\.weight$")
 def _joined(theirs: dict[str, Tensor], model: ResolvedModelConfig, r: int) -> tuple[int, dict[str, Tensor]]:
     """The rank that ours need, and ours by name. ``ConfigError`` for a factor that has no place."""
     expected, parts = shapes(model), {}
-    for rule in rules(model):
+    for rule in _as_kept(model):
         names = [name.removesuffix(".weight") for name in rule.theirs]
         if any(f"{name}.A" in theirs for name in names):
             parts[rule] = [(theirs.pop(f"{name}.A", None), theirs.pop(f"{name}.B", None)) for name in names]
     if theirs or not parts:
         raise ConfigError(f"no place for {next(iter(theirs), 'an adapter without factors')}; this adapter is of another model")
     for rule, pairs in parts.items():
-        _check_factors(rule, pairs, expected[rule.ours], model, r)
+        _check_factors(rule, pairs, expected[rule.ours], r)
     different = {rule: _different([a for a, _ in pairs if a is not None]) for rule, pairs in parts.items()}
     rank, found = r * max(map(len, different.values())), {}
     for rule, pairs in parts.items():
         layer, shape = rule.ours.removesuffix(".weight"), (*expected[rule.ours][:-1], rank)
         stacked = torch.cat(different[rule])
         found[f"{layer}.lora_a"] = torch.cat((stacked, stacked.new_zeros(rank - len(stacked), stacked.shape[1])))
-        found[f"{layer}.lora_b"] = rule.join(list(_widened(rule, pairs, different[rule], shape, model)), shape).contiguous()
+        found[f"{layer}.lora_b"] = rule.join(list(_widened(rule, pairs, different[rule], shape)), shape).contiguous()
     return rank, found
 
 
-def _check_factors(
-    rule: Rule, pairs: list[tuple[Tensor | None, Tensor | None]], shape: tuple[int, ...], model: ResolvedModelConfig, r: int
-) -> None:
+def _as_kept(model: ResolvedModelConfig) -> Iterator[Rule]:
+    """Rules of factors: they are [out, r] even where matrices are [in, out]."""
+    return (replace(rule, inputs_first=False) for rule in rules(model))
+
+
+def _check_factors(rule: Rule, pairs: list[tuple[Tensor | None, Tensor | None]], shape: tuple[int, ...], r: int) -> None:
     """``ConfigError`` for factors that are no A [r, in] and B [out, r] of a matrix of ours, of this ``shape``."""
     for name, pair, empty in zip(rule.theirs, pairs, rule.split(torch.zeros((*shape[:-1], r)))):
-        wanted = [[r, shape[-1]], [empty.shape[1 if model.family == "gpt" else 0], r]]
+        wanted = [[r, shape[-1]], [empty.shape[0], r]]
         found = [None if factor is None else list(factor.shape) for factor in pair]
         if found not in (wanted, [None, None]):
             raise ConfigError(
@@ -167,19 +171,15 @@ def _different(factors: list[Tensor]) -> list[Tensor]:
 
 
 def _widened(
-    rule: Rule,
-    pairs: list[tuple[Tensor | None, Tensor | None]],
-    different: list[Tensor],
-    shape: tuple[int, ...],
-    model: ResolvedModelConfig,
+    rule: Rule, pairs: list[tuple[Tensor | None, Tensor | None]], different: list[Tensor], shape: tuple[int, ...]
 ) -> Iterator[Tensor]:
     """Their B [out, r] with zeros beside the A of others, as ``rule.join`` takes them; of a matrix without factors all zeros."""
     for (a, b), empty in zip(pairs, rule.split(torch.zeros(shape))):
-        wide = (empty.t() if model.family == "gpt" else empty).clone()
+        wide = empty.clone()
         if a is not None and b is not None:
             first = next(i for i, known in enumerate(different) if torch.equal(a, known)) * a.shape[0]
             wide[:, first : first + a.shape[0]] = b
-        yield wide.t() if model.family == "gpt" else wide
+        yield wide
 
 
 def target_of(name: str) -> str:
@@ -194,19 +194,14 @@ def _suffix(name: str) -> str:
 
 def _factors(reader: Reader, model: ResolvedModelConfig) -> Iterator[tuple[str, Tensor]]:
     """Their names and factors."""
-    for rule in rules(model):
+    for rule in _as_kept(model):
         layer, _, key = rule.ours.rpartition(".")
         if key == "weight" and f"{layer}.lora_a" in reader.stored:
             a, b = (_whole(reader, f"{layer}.lora_{factor}") for factor in "ab")
-            for name, part in zip(rule.theirs, _outputs(rule, b, model)):
+            for name, part in zip(rule.theirs, rule.split(b)):
                 place = f"base_model.model.{name.removesuffix('.weight')}"
                 yield f"{place}.lora_A.weight", a.clone()
                 yield f"{place}.lora_B.weight", part.contiguous()
-
-
-def _outputs(rule: Rule, b: Tensor, model: ResolvedModelConfig) -> list[Tensor]:
-    """B [*out, r] cut like the matrix' rows; GPT-2 keeps matrices as [in, out], but factors as they are."""
-    return [part.t() if model.family == "gpt" else part for part in rule.split(b)]
 
 
 def _whole(reader: Reader, name: str) -> Tensor:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from trainer.convert.tokenizer import gguf_fields
-from trainer.shared.records.gguf_header import ARCHITECTURES, LENGTHS, read_header
+from trainer.shared.families.registry import FAMILIES
+from trainer.shared.records.gguf_header import LENGTHS, read_header
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ResolvedModelConfig
 
@@ -49,18 +50,19 @@ def write_file(
 ) -> None:
     """``tensors`` by their Hugging Face names; ``weights``: where they come from. ``OSError`` if it cannot be written."""
     gguf = library()
-    architecture, kind = ARCHITECTURES[model.family], gguf.GGMLQuantizationType[DTYPES[dtype]]
+    family = FAMILIES[model.family]
+    architecture, kind = family.gguf, gguf.GGMLQuantizationType[DTYPES[dtype]]
     if model.activation == "squared_relu":
         raise ConfigError("model.activation=squared_relu cannot be exported: GGUF has no such GPT-2; export a Hugging Face folder")
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=False)
     try:
         for ours, theirs in LENGTHS.items():
             writer.add_uint32(f"{architecture}.{theirs}", getattr(model, ours))
-        rms = "_rms" if model.family == "llama" else ""
+        rms = "_rms" if family.norm == "rms" else ""
         writer.add_float32(f"{architecture}.attention.layer_norm{rms}_epsilon", model.norm_eps)
         writer.add_uint32(f"{architecture}.vocab_size", model.vocab)
-        if model.family == "llama":
-            writer.add_rope_dimension_count(model.hidden // model.heads)
+        if family.positions == "rotary":
+            writer.add_rope_dimension_count(model.head_width)
             writer.add_rope_freq_base(model.rope_theta)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{DTYPES[dtype]}"])
         for add, value in gguf_fields(tokenizer, model.vocab, weights) if tokenizer is not None else ():
@@ -81,22 +83,25 @@ def write_file(
 def name_there(name: str, model: ResolvedModelConfig) -> str:
     """GGUF's name of a tensor of the Hugging Face layout."""
     gguf = library()
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[ARCHITECTURES[model.family].upper()], model.layers)
-    known = (names.get_name(n, (".weight", ".bias")) for n in (name, name.removeprefix("transformer.")))
+    family = FAMILIES[model.family]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.gguf.upper()], model.layers)
+    known = (names.get_name(n, (".weight", ".bias")) for n in (name, name.removeprefix(family.hub.root)))
     return str(next(filter(None, known)))
 
 
 def arranged(name: str, tensor: Tensor, model: ResolvedModelConfig, back: bool = False) -> Tensor:
     """A tensor of the Hugging Face layout as GGUF has it, or the other way round."""
-    if model.family == "gpt" and name.endswith(("attn.c_attn.weight", "c_proj.weight", "c_fc.weight")):
-        return tensor.t().contiguous()
-    if model.family == "bloom" and ".query_key_value." in name:
-        outer = (3, model.heads) if back else (model.heads, 3)
-        return tensor.reshape(*outer, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
-    if model.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-        heads, half = (model.heads if "q_proj" in name else model.kv_heads), model.hidden // model.heads // 2
-        pairs = (half, 2) if back else (2, half)
-        return tensor.reshape(heads, *pairs, -1).transpose(1, 2).reshape(tensor.shape)
+    arranged = FAMILIES[model.family].gguf_arranged
+    match next((way for end, way in arranged.items() if name.endswith(end)), "same"):
+        case "transposed":
+            return tensor.t().contiguous()
+        case "by kind":
+            outer = (3, model.heads) if back else (model.heads, 3)
+            return tensor.reshape(*outer, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
+        case "pairs of queries" | "pairs of keys" as way:
+            heads, half = (model.heads if way == "pairs of queries" else model.kv_heads), model.head_width // 2
+            pairs = (half, 2) if back else (2, half)
+            return tensor.reshape(heads, *pairs, -1).transpose(1, 2).reshape(tensor.shape)
     return tensor
 
 

@@ -6,7 +6,6 @@ Tensors are converted one at a time, so neither direction needs the model in mem
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from trainer.convert.rules import rules
 from trainer.convert.tokenizer import find_tokenizer, from_gguf, named_in_gguf, write_files
 from trainer.models.transformer import Transformer
 from trainer.shared.corpora.index import TOKENIZER
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.artifacts import GGUF, newest_checkpoint
 from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.shared.records.model_files import read_model, to_config, to_import
@@ -42,8 +42,6 @@ from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 FILE_BYTES = 5 * 10**9
 """Size at which a new safetensors file is begun."""
 INDEX = "model.safetensors.index.json"
-COMPUTED = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq|self_attention\.bias)$")
-"""Names in older files that are no parameters but constants."""
 
 
 def export_weights(
@@ -151,7 +149,7 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
 def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, _Tensors | gguf.File]:
     """The model in a folder or a GGUF file, and its tensors."""
     place, model = to_import(source)
-    return model, gguf.File(place, model) if place.is_file() else _Tensors(place, stack)
+    return model, gguf.File(place, model) if place.is_file() else _Tensors(place, model, stack)
 
 
 def _take_tokenizer(tensors: _Tensors | gguf.File, target: Path) -> None:
@@ -168,17 +166,13 @@ def _take_tokenizer(tensors: _Tensors | gguf.File, target: Path) -> None:
         write_json(target / GENERATION, named)
 
 
-def read_weights(source: Path) -> tuple[ResolvedModelConfig, Iterator[tuple[str, Tensor]]]:
-    """The model in the Hugging Face folder ``source``, and each of our parameters with its name, read as they are taken."""
+def read_weights(source: Path) -> Iterator[tuple[str, Tensor]]:
+    """Each of our parameters in the Hugging Face folder ``source`` with its name, read as they are taken."""
     model = read_model(source)
-
-    def weights() -> Iterator[tuple[str, Tensor]]:
-        with ExitStack() as stack:
-            tensors = _Tensors(source, stack)
-            yield from _joined(tensors, model)
-            tensors.check_all_used()
-
-    return model, weights()
+    with ExitStack() as stack:
+        tensors = _Tensors(source, model, stack)
+        yield from _joined(tensors, model)
+        tensors.check_all_used()
 
 
 def shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, ...]]:
@@ -281,8 +275,8 @@ def weight_files(source: Path) -> list[Path]:
 class _Tensors:
     """The tensors of a folder by name, read when asked for."""
 
-    def __init__(self, source: Path, stack: ExitStack) -> None:
-        self.source = source
+    def __init__(self, source: Path, model: ResolvedModelConfig, stack: ExitStack) -> None:
+        self.source, self.hub = source, FAMILIES[model.family].hub
         self.files: dict[str, Any] = {}
         for path in weight_files(source):
             try:
@@ -295,8 +289,8 @@ class _Tensors:
         self.used: set[str] = set()
 
     def take(self, name: str) -> Tensor:
-        """The tensor of that name; the published GPT-2 and BLOOM leave out ``transformer.``."""
-        known = next((n for n in (name, name.removeprefix("transformer.")) if n in self.files), None)
+        """The tensor of that name; the published GPT-2 and BLOOM leave out the root of names."""
+        known = next((n for n in (name, name.removeprefix(self.hub.root)) if n in self.files), None)
         if known is None:
             raise ConfigError(f"{self.source} has no tensor {name}; the files are incomplete or of another architecture")
         self.used.add(known)
@@ -304,6 +298,6 @@ class _Tensors:
 
     def check_all_used(self) -> None:
         """Refuse weights that would be left out: the imported model would not be the same."""
-        left = sorted(n for n in self.files if n not in self.used and not COMPUTED.search(n) and n != "lm_head.weight")
+        left = sorted(n for n in self.files if n not in self.used and not n.endswith(self.hub.computed) and n != self.hub.output)
         if left:
             raise ConfigError(f"{self.source}: no place for {left[0]} (and {len(left) - 1} more); this variant is not trained here")

@@ -55,7 +55,7 @@ def _from_checkpoint(path: Path, merge: bool, owned: Sequence[Owned]) -> None:
 
 
 def _from_huggingface(folder: Path, owned: Sequence[Owned]) -> None:
-    for name, weight in read_weights(folder)[1]:
+    for name, weight in read_weights(folder):
         for part in owned:
             if part.record.name == name:
                 piece = piece_of(part)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.models.layers import Dropout, Linear
+from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.schema import ResolvedModelConfig
 
 P = ParamSpec("P")
 InBlocks = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
@@ -27,23 +29,13 @@ class Attention(nn.Module):
     parallelism therefore splits it between groups. ``core`` is the part that selective recomputation repeats.
     """
 
-    def __init__(
-        self,
-        hidden: int,
-        heads: int,
-        kv_heads: int,
-        std: float,
-        output_std: float,
-        bias: bool,
-        core: AttentionCore,
-        rotary: Rotary | None = None,
-    ):
+    def __init__(self, c: ResolvedModelConfig, output_std: float, core: AttentionCore, rotary: Rotary | None):
         super().__init__()
-        head = hidden // heads
-        self.qkv = Linear(hidden, (kv_heads, heads // kv_heads + 2, head), std, bias)
+        biases = FAMILIES[c.family].biases
+        self.qkv = Linear(c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_width), c.init_std, "qkv" in biases)
         self.rotary = rotary
         self.core = core
-        self.output = Linear(hidden, (hidden,), output_std, bias)
+        self.output = Linear(c.hidden, (c.hidden,), output_std, "output" in biases)
 
     def forward(self, x: Tensor) -> Tensor:
         groups = self.qkv(x)  # [s, b, kv_heads, queries + 2, head]

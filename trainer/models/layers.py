@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.schema import ResolvedModelConfig
+
 
 @dataclass(frozen=True)
 class Init:
@@ -115,6 +118,15 @@ class RMSNorm(Part):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
+NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+"""By ``Family.norm``."""
+
+
+def norm(c: ResolvedModelConfig) -> Part:
+    """A norm of the residual stream, as the model's family has them."""
+    return NORMS[FAMILIES[c.family].norm](c.hidden, c.norm_eps)
+
+
 class Dropout(nn.Module):
     """Zeroes elements with probability ``p`` and scales the others by 1 / (1 - p)."""
 
@@ -129,11 +141,12 @@ class Dropout(nn.Module):
 class MLP(nn.Module):
     """h -> ffn, a non-linearity, ffn -> h. SwiGLU has two matrices up: ``silu(gate) * value`` (Shazeer 2020)."""
 
-    def __init__(self, hidden: int, ffn: int, activation: str, std: float, down_std: float, bias: bool):
+    def __init__(self, c: ResolvedModelConfig, down_std: float):
         super().__init__()
-        self.activation = ACTIVATIONS[activation]
-        self.up = Linear(hidden, (2, ffn) if activation == "swiglu" else (ffn,), std, bias)
-        self.down = Linear(ffn, (hidden,), down_std, bias)
+        biases = FAMILIES[c.family].biases
+        self.activation = ACTIVATIONS[c.activation]
+        self.up = Linear(c.hidden, (2, c.ffn) if c.activation == "swiglu" else (c.ffn,), c.init_std, "up" in biases)
+        self.down = Linear(c.ffn, (c.hidden,), down_std, "down" in biases)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x)))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 
 from trainer.models.attention import Attention, AttentionCore, Rotary
-from trainer.models.families import FAMILIES, Family
-from trainer.models.layers import MLP, Dropout, Linear, PositionEmbedding, TokenEmbedding, residual_std
+from trainer.models.layers import MLP, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
+from trainer.shared.families.family import Family
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.schema import ResolvedModelConfig
 
 Loss = Callable[[Tensor, nn.Module], Tensor]
@@ -25,7 +26,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens = TokenEmbedding(c.vocab, c.hidden, c.init_std)
         self.positions = PositionEmbedding(c.seq, c.hidden, c.init_std) if family.positions == "learned" else None
-        self.norm = family.norm(c.hidden, c.norm_eps) if family.embedding_norm else None
+        self.norm = norm(c) if family.embedding_norm else None
         self.dropout = Dropout(c.dropout) if family.embedding_dropout else None
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -42,12 +43,12 @@ class Block(nn.Module):
         super().__init__()
         output_std = residual_std(c.init_std, c.layers)
         core = AttentionCore(c.heads, c.attention == "fused", c.dropout, alibi=family.positions == "alibi")
-        rotary = Rotary(c.hidden // c.heads, c.rope_theta) if family.positions == "rotary" else None
-        self.attention_norm = family.norm(c.hidden, c.norm_eps)
-        self.attention = Attention(c.hidden, c.heads, c.kv_heads, c.init_std, output_std, family.biases, core, rotary)
+        rotary = Rotary(c.head_width, c.rope_theta) if family.positions == "rotary" else None
+        self.attention_norm = norm(c)
+        self.attention = Attention(c, output_std, core, rotary)
         self.attention_dropout = Dropout(c.dropout)
-        self.mlp_norm = family.norm(c.hidden, c.norm_eps)
-        self.mlp = MLP(c.hidden, c.ffn, c.activation, c.init_std, output_std, family.biases)
+        self.mlp_norm = norm(c)
+        self.mlp = MLP(c, output_std)
         self.mlp_dropout = Dropout(c.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,9 +59,9 @@ class Block(nn.Module):
 class Head(nn.Module):
     """[s, b, h] -> logits [s, b, V], or what ``loss`` makes of them."""
 
-    def __init__(self, c: ResolvedModelConfig, family: Family):
+    def __init__(self, c: ResolvedModelConfig):
         super().__init__()
-        self.norm = family.norm(c.hidden, c.norm_eps)
+        self.norm = norm(c)
         self.output = Linear(c.hidden, (c.vocab,), c.init_std, bias=False)
 
     def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
@@ -83,7 +84,7 @@ class Transformer(nn.Module):
         blocks = range(config.layers) if blocks is None else blocks
         self.embedding = Embedding(config, family) if first else None
         self.blocks = nn.ModuleDict({str(i): Block(config, family) for i in blocks})
-        self.head = Head(config, family) if last else None
+        self.head = Head(config) if last else None
         if config.tied and self.embedding is not None and self.head is not None:
             self.head.output.weight = self.embedding.tokens.weight
 

@@ -18,8 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from trainer.models.families import FAMILIES
-from trainer.models.layers import Init, Linear, Part, gelu
+from trainer.models.layers import Init, Linear, Part, gelu, norm
 from trainer.models.transformer import Block, Transformer
 from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
 
@@ -48,7 +47,7 @@ class Adapter(nn.Module):
 
     def __init__(self, c: ResolvedModelConfig, width: int):
         super().__init__()
-        self.norm = FAMILIES[c.family].norm(c.hidden, c.norm_eps)
+        self.norm = norm(c)
         self.down = Linear(c.hidden, (width,), 1 / math.sqrt(c.hidden), bias=False)
         self.up = Linear(width, (c.hidden,), 0.0, bias=False)
 
@@ -165,7 +164,7 @@ def _add_adapters(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> Non
 
 
 def _add_scales(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
-    block.attention.scale = KeyValueScale((c.kv_heads, 2, c.hidden // c.heads))
+    block.attention.scale = KeyValueScale((c.kv_heads, 2, c.head_width))
     block.mlp.scale = VectorScale((c.ffn,))
     block.attention.qkv.register_forward_hook(lambda module, inputs, x: block.attention.scale(x))
     block.mlp.down.register_forward_pre_hook(lambda module, inputs: block.mlp.scale(inputs[0]))

@@ -8,9 +8,12 @@ numpy array (models,), so that many models are counted at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from trainer.shared.families.family import MATRICES
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run import flops
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig, TuneConfig
@@ -19,6 +22,7 @@ from trainer.shared.run.tuning import added_parameters
 Array = float | np.ndarray
 """One number for all layouts, or an array (layouts,) with one number per layout; they broadcast against each other."""
 
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "seq")
 ADAPTED = {"qkv": "queries", "output": "output", "up": "gates", "down": "down"}
 """The matrices of ``tune.targets`` by their names among the products of a block (launcher/cost/time/products.py)."""
 
@@ -43,6 +47,19 @@ class LatentAttention:
     rotary: Array = 64  # further width of a query/key head that carries the position
 
 
+def family_traits(name: str, seq: Array) -> dict[str, Any]:
+    """The fields of a ``Shape`` that its family decides."""
+    family = FAMILIES[name]
+    return {
+        "biases": family.biases,
+        "scale_only_norm": family.norm_vectors == 1,
+        "positions": seq if family.positions == "learned" else 0,
+        "embedding_norm": family.embedding_norm,
+        "rotary": family.positions == "rotary",
+        "linear_biases": family.positions == "alibi",
+    }
+
+
 @dataclass(frozen=True)
 class Shape:
     """Widths of one model. ``layers`` counts the blocks that a token passes through."""
@@ -57,7 +74,7 @@ class Shape:
     seq: Array
     gated: bool = False  # SwiGLU: three matrices in the MLP instead of two
     tied: bool = True  # input embedding and head share their matrix
-    biases: bool = True
+    biases: tuple[str, ...] = MATRICES  # matrices of a block that have one
     scale_only_norm: bool = False  # RMSNorm: no shift
     positions: Array = 0  # learned position embeddings
     embedding_norm: bool = False  # BLOOM normalises the embedding
@@ -77,24 +94,11 @@ class Shape:
     def of(cls, model: ModelConfig, tune: TuneConfig | None = None) -> Shape:
         """The shape of a configured model (derived values are filled in), and what is trained of it."""
         model = resolve_model(model)
-        llama = model.family == "llama"
         return cls(
-            layers=model.layers,
-            hidden=model.hidden,
-            heads=model.heads,
-            kv_heads=model.kv_heads or model.heads,
-            head_width=model.hidden // model.heads,
-            ffn=model.ffn or 4 * model.hidden,
-            vocab=model.vocab,
-            seq=model.seq,
+            **{name: getattr(model, name) for name in SIZES},
             gated=model.activation == "swiglu",
             tied=bool(model.tied),
-            biases=not llama,
-            scale_only_norm=llama,
-            positions=model.seq if model.family == "gpt" else 0,
-            embedding_norm=model.family == "bloom",
-            rotary=llama,
-            linear_biases=model.family == "bloom",
+            **family_traits(model.family, model.seq),
             dropout=model.dropout > 0,
             fused_attention=model.attention == "fused",
             frozen=tune is not None and tune.method != "full",
@@ -162,9 +166,15 @@ class Shape:
         return 0 if self.experts is None else self.hidden * (self.mlp_matrices * self.experts.shared_ffn + self.experts.count)
 
     @property
+    def output_biases(self) -> int:
+        """Matrices of a block that write to the residual stream with a bias."""
+        return len({"output", "down"}.intersection(self.biases))
+
+    @property
     def small_parameters(self) -> Array:
         """Biases and norms of one block."""
-        biases = self.query_width + 2 * self.kv_width + (self.mlp_matrices - 1) * self.ffn + 2 * self.hidden if self.biases else 0
+        attention, mlp = self.query_width + 2 * self.kv_width, (self.mlp_matrices - 1) * self.ffn
+        biases = ("qkv" in self.biases) * attention + ("up" in self.biases) * mlp + self.output_biases * self.hidden
         return biases + 2 * self.norm_parameters
 
     @property

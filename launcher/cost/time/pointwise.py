@@ -43,7 +43,7 @@ def seconds(case: Case) -> ForwardBackward:
     rows = case.tokens / case.sequence_split
     times = []
     for way in (0, 1):
-        added = passes.residual[way] + s.biases * passes.bias[way] + s.dropout * passes.dropout[way]
+        added = passes.residual[way] + s.output_biases / 2 * passes.bias[way] + s.dropout * passes.dropout[way]
         hidden = rows * s.hidden * 2 * (norm[way] + added)
         inner = case.tokens * inner_width(case) / case.tensor * (passes.gate if s.gated else passes.activation)[way]
         turned = case.tokens * (s.query_width + s.kv_width) / case.tensor * passes.rotary[way] if s.rotary else 0.0

@@ -8,15 +8,15 @@ DEFECTS = [
     Defect(
         "keys and values are exported in each other's place",
         "trainer/convert/rules.py",
-        "for part in (w[:, :-2], w[:, -2], w[:, -1])]",
-        "for part in (w[:, :-2], w[:, -1], w[:, -2])]",
+        "[w[:, :-2], w[:, -2], w[:, -1]]",
+        "[w[:, :-2], w[:, -1], w[:, -2]]",
         "tests/convert/test_logits.py",
     ),
     Defect(
         "imported queries, keys and values are split by head first",
         "trainer/convert/rules.py",
-        "return parts[0].t().reshape(three, heads, head, *inputs).transpose(0, 1)",
-        "return parts[0].t().reshape(heads, three, head, *inputs)",
+        '"by kind": lambda w: [w.transpose(0, 1)]',
+        '"by kind": lambda w: [w]',
         "tests/convert/test_logits.py",
     ),
     Defect(

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
-ARCHITECTURES = {"gpt": "gpt2", "llama": "llama", "bloom": "bloom"}
 LENGTHS = {"layers": "block_count", "hidden": "embedding_length", "ffn": "feed_forward_length", "seq": "context_length",
            "heads": "attention.head_count", "kv_heads": "attention.head_count_kv"}  # fmt: skip
 UNDERSTOOD = {
@@ -45,19 +45,20 @@ def read_header(source: Path) -> tuple[dict[str, Any], set[str]]:
 def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> ResolvedModelConfig:
     """The model that a header describes; ``ConfigError`` if it is none that is trained here."""
     architecture = fields.get("general.architecture")
-    family = next((ours for ours, theirs in ARCHITECTURES.items() if theirs == architecture), None)
+    families = {family.gguf: family for family in FAMILIES.values()}
+    family = families.get(str(architecture))
     if family is None:
-        raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(ARCHITECTURES.values())}")
+        raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(families)}")
     if (scaling := fields.get(f"{architecture}.rope.scaling.type", "none")) != "none":
         raise ConfigError(f"{source}: rope.scaling.type={scaling!r} cannot be imported; only unscaled rotary positions are trained here")
     lengths = {ours: _length(fields, f"{architecture}.{theirs}", source) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
     lengths["kv_heads"] = _length(fields, f"{architecture}.{LENGTHS['kv_heads']}", source, lengths["heads"])
     _check_understood(fields, f"{architecture}.", lengths["hidden"] // max(1, lengths["heads"]), source)
     vocab = fields.get(f"{architecture}.vocab_size") or len(fields.get("tokenizer.ggml.tokens", ()))
-    eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family == 'llama' else ''}_epsilon", 1e-5)
+    eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family.norm == 'rms' else ''}_epsilon", 1e-5)
     rope = float(fields.get(f"{architecture}.rope.freq_base", 10000.0))
     facts = {
-        "family": family,
+        "family": family.name,
         "vocab": int(vocab),
         "tied": "output.weight" not in tensors,
         "norm_eps": _shortest(eps),

@@ -1,4 +1,4 @@
-"""Between ``ModelConfig`` and the ``config.json`` of Hugging Face's GPT-2, LLaMA and BLOOM, and what a folder of weights is a model of."""
+"""Between ``ModelConfig`` and Hugging Face's ``config.json`` of its family, and what a folder of weights is a model of."""
 
 from __future__ import annotations
 
@@ -8,26 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.shared.families.family import ALWAYS, ConfigKey, Family
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.artifacts import GGUF, GGUF_FILE, ArtifactKind, checkpoint_facts, find_artifact
 from trainer.shared.records.gguf_header import model_in, read_header
-from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
-ACTIVATIONS = {"gelu": "gelu_new", "squared_relu": "relu2"}
-"""GPT-2's ``activation_function``; ours are the tanh form of GELU and Primer's max(x, 0)^2."""
-
-
-READ = {
-    "gpt2": "n_layer n_embd n_head n_inner n_positions activation_function layer_norm_epsilon attention_head_type "
-    "scale_attn_by_inverse_layer_idx scale_attn_weights add_cross_attention",
-    "llama": "num_hidden_layers hidden_size num_attention_heads num_key_value_heads intermediate_size max_position_embeddings head_dim "
-    "hidden_act rms_norm_eps rope_parameters rope_scaling rope_theta attention_bias mlp_bias",
-    "bloom": "n_layer num_hidden_layers hidden_size n_embed n_head num_attention_heads seq_length layer_norm_epsilon "
-    "apply_residual_connection_post_layernorm",
-}
-"""Keys that say what the model is, and are read or refused by their value; beside ``vocab_size``, ``tie_word_embeddings``."""
+COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddings", default=None))
+"""Keys of every family."""
+ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 NO_MATTER = re.compile(
     r"_.*|architectures|model_type|auto_map|.*_token_ids?|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|use_bfloat16|"
     r"output_.*|return_dict.*|summary_.*|task_specific_params|(id2label|label2id|num_labels|problem_type|finetuning_task|prefix)|"
@@ -42,23 +34,39 @@ NO_MATTER = re.compile(
 
 def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
     """``config.json`` of a resolved model; ``ConfigError`` if the family's architecture there cannot express it."""
-    _check_expressible(model)
-    common = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied}
-    return {"gpt": _gpt2, "llama": _llama, "bloom": _bloom}[model.family](model) | common
+    family = FAMILIES[model.family]
+    hub = family.hub
+    _check_expressible(model, family)
+    values, theta = vars(model), model.rope_theta
+    rotary = {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    return {
+        "model_type": hub.model_type,
+        "architectures": [hub.architecture],
+        **{key.theirs: key.words.get(values[key.ours], values[key.ours]) for key in hub.keys},
+        **(rotary if family.positions == "rotary" else {}),
+        **hub.constants,
+        **{key.theirs: values[key.ours] for key in COMMON},
+    }
 
 
 def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
     """The resolved model of a ``config.json``; ``ConfigError`` for an architecture, option or value that we do not have."""
-    read = {"gpt2": _from_gpt2, "llama": _from_llama, "bloom": _from_bloom}.get(str(config.get("model_type")))
-    if read is None:
-        raise ConfigError(f"model_type={config.get('model_type')!r} cannot be imported; use gpt2, llama or bloom")
-    _check_understood(config)
+    families = {family.hub.model_type: family for family in FAMILIES.values()}
+    family = families.get(str(config.get("model_type")))
+    if family is None:
+        raise ConfigError(f"model_type={config.get('model_type')!r} cannot be imported; use {listed(families)}")
+    _check_understood(config, family)
+    given: dict[str, Any] = {"family": family.name}
+    if family.positions == "rotary":
+        given["rope_theta"] = _theta(config)
+    _refuse(config, **family.hub.expected, **family.hub.constants)
+    for key in (*family.hub.keys, *COMMON):
+        if key.read:
+            given[key.ours] = _read(config, key, family)
+    if family.hub.head_width is not None:
+        _refuse(config, **{family.hub.head_width: given["hidden"] // given["heads"]})
     try:
-        given = read(config)
-    except KeyError as error:
-        raise ConfigError(f"config.json has no {error.args[0]}, which a {config['model_type']} model needs") from None
-    try:
-        return resolve_model(from_dict(ModelConfig, vars(given), "model."))
+        return resolve_model(from_dict(ModelConfig, given, "model."))
     except ConfigError as error:
         raise ConfigError(f"config.json says what no model here has: {error}") from None
 
@@ -94,135 +102,55 @@ def to_import(source: Path) -> tuple[Path, ResolvedModelConfig]:
     return file, model_in(*read_header(file), file) if file.suffix == GGUF else read_model(file)
 
 
-def _check_expressible(model: ResolvedModelConfig) -> None:
-    allowed = {"gpt": tuple(ACTIVATIONS), "llama": ("swiglu",), "bloom": ("gelu",)}[model.family]
+def _check_expressible(model: ResolvedModelConfig, family: Family) -> None:
+    keys = {key.ours: key for key in family.hub.keys}
+    allowed = tuple(keys["activation"].words) if "activation" in keys else (family.activation,)
     if model.activation not in allowed:
         raise ConfigError(
             f"model.activation={model.activation} cannot be exported with model.family={model.family}; its layout has {allowed[0]}"
         )
-    if model.family != "llama" and model.kv_heads != model.heads:
+    if "kv_heads" not in keys and model.kv_heads != model.heads:
         raise ConfigError(
             f"model.kv_heads={model.kv_heads} cannot be exported with model.family={model.family}, which has no grouped queries"
         )
-    if model.family == "bloom" and model.ffn != 4 * model.hidden:
+    if "ffn" not in keys and model.ffn != 4 * model.hidden:
         raise ConfigError(
-            f"model.ffn={model.ffn} cannot be exported with model.family=bloom, whose MLP is 4 x model.hidden={4 * model.hidden}"
+            f"model.ffn={model.ffn} cannot be exported with model.family={model.family}, whose MLP is 4 x model.hidden={4 * model.hidden}"
         )
 
 
-def _gpt2(model: ResolvedModelConfig) -> dict[str, Any]:
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
-    return dropout | {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_layer": model.layers,
-        "n_embd": model.hidden,
-        "n_head": model.heads,
-        "n_inner": model.ffn,
-        "n_positions": model.seq,
-        "activation_function": ACTIVATIONS[model.activation],
-        "layer_norm_epsilon": model.norm_eps,
-    }
+def _read(config: Mapping[str, Any], key: ConfigKey, family: Family) -> Any:
+    """The value of a key of ours. ``ConfigError`` if there is none, or it is a word that is not known."""
+    name = key.older if key.older is not None and key.theirs not in config else key.theirs
+    default = next(iter(key.words.values()), key.default)
+    if name not in config and default is ALWAYS:
+        raise ConfigError(f"config.json has no {name}, which a {family.hub.model_type} model needs")
+    if not key.words:
+        return config.get(name, default)
+    if len(key.words) == 1:
+        _refuse(config, **{name: default})
+        return next(iter(key.words))
+    words = {theirs: ours for ours, theirs in key.words.items()} | {**key.synonyms}
+    if (value := config.get(name, default)) not in words:
+        raise ConfigError(f"{name}={value!r} cannot be imported; use {listed(key.words.values())}")
+    return words[value]
 
 
-def _llama(model: ResolvedModelConfig) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "intermediate_size": model.ffn,
-        "max_position_embeddings": model.seq,
-        "hidden_act": "silu",
-        "rms_norm_eps": model.norm_eps,
-        "rope_theta": model.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-
-
-def _bloom(model: ResolvedModelConfig) -> dict[str, Any]:
-    return {
-        "model_type": "bloom",
-        "architectures": ["BloomForCausalLM"],
-        "n_layer": model.layers,
-        "hidden_size": model.hidden,
-        "n_head": model.heads,
-        "seq_length": model.seq,
-        "layer_norm_epsilon": model.norm_eps,
-        "hidden_dropout": model.dropout,
-        "attention_dropout": model.dropout,
-        "apply_residual_connection_post_layernorm": False,
-    }
-
-
-def _from_gpt2(config: Mapping[str, Any]) -> ModelConfig:
-    names = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu"}
-    activation = config.get("activation_function", "gelu_new")
-    if activation not in names:
-        raise ConfigError(f"activation_function={activation!r} cannot be imported; use gelu_new or relu2")
-    _refuse(
-        config, attention_head_type="multihead", scale_attn_by_inverse_layer_idx=False, scale_attn_weights=True, add_cross_attention=False
-    )
-    return ModelConfig(
-        family="gpt",
-        layers=config["n_layer"],
-        hidden=config["n_embd"],
-        heads=config["n_head"],
-        ffn=config.get("n_inner"),
-        seq=config["n_positions"],
-        vocab=config["vocab_size"],
-        tied=config.get("tie_word_embeddings", True),
-        activation=names[activation],
-        norm_eps=config.get("layer_norm_epsilon", 1e-5),
-    )
-
-
-def _from_llama(config: Mapping[str, Any]) -> ModelConfig:
+def _theta(config: Mapping[str, Any]) -> float:
+    """The base of rotary positions; ``ConfigError`` for scaled ones."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ConfigError(f"rope_type={kind!r} cannot be imported; only unscaled rotary positions are trained here")
-    _refuse(
-        config, hidden_act="silu", attention_bias=False, mlp_bias=False, head_dim=config["hidden_size"] // config["num_attention_heads"]
-    )
-    return ModelConfig(
-        family="llama",
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config.get("num_key_value_heads"),
-        ffn=config["intermediate_size"],
-        seq=config["max_position_embeddings"],
-        vocab=config["vocab_size"],
-        tied=config.get("tie_word_embeddings", False),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-    )
+    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
 
 
-def _from_bloom(config: Mapping[str, Any]) -> ModelConfig:
-    _refuse(config, apply_residual_connection_post_layernorm=False)
-    hidden = config["hidden_size"] if "hidden_size" in config else config["n_embed"]
-    return ModelConfig(
-        family="bloom",
-        layers=config["n_layer"] if "n_layer" in config else config["num_hidden_layers"],
-        hidden=hidden,
-        heads=config["n_head"] if "n_head" in config else config["num_attention_heads"],
-        seq=config.get("seq_length", 2048),
-        vocab=config["vocab_size"],
-        tied=config.get("tie_word_embeddings", True),
-        norm_eps=config.get("layer_norm_epsilon", 1e-5),
-    )
-
-
-def _check_understood(config: Mapping[str, Any]) -> None:
+def _check_understood(config: Mapping[str, Any], family: Family) -> None:
     """Raises ``ConfigError`` for a key that may make another model than the one that is read here. One that is off (null, false, empty)
     makes none."""
-    known = {*READ[config["model_type"]].split(), "vocab_size", "tie_word_embeddings"}
+    keys = (*family.hub.keys, *COMMON)
+    known = {key.theirs for key in keys} | {key.older for key in keys} | {*family.hub.constants, *family.hub.expected}
+    known |= {family.hub.head_width, *(ROTARY if family.positions == "rotary" else ())}
     for name, value in config.items():
         if value and name not in known and not NO_MATTER.fullmatch(name):
             raise ConfigError(

@@ -41,7 +41,7 @@ def training_flops(forward: Any) -> Any:
 
 def block_flops(model: ResolvedModelConfig) -> float:
     """Forward FLOPs of one block on one sequence."""
-    kv_width = model.kv_heads * (model.hidden // model.heads)
+    kv_width = model.kv_heads * model.head_width
     weights = attention_weights(model.hidden, model.hidden, kv_width) + mlp_weights(model.hidden, model.ffn, model.activation == "swiglu")
     return float(matrix_flops(model.seq, weights) + attention_core_flops(model.seq, model.hidden))
 

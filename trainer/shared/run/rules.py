@@ -11,6 +11,7 @@ import itertools
 import math
 from typing import Any, TypeVar
 
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
 from trainer.shared.run.schema import (
     LayoutConfig,
@@ -52,16 +53,16 @@ def _with(cls: type[T], config: Any, **derived: Any) -> T:
 
 
 def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
-    """Family defaults: LLaMA is untied SwiGLU with an MLP of 8/3 hidden rounded up to 64; the others tied GELU with 4 hidden."""
-    llama = model.family == "llama"
-    activation = model.activation or ("swiglu" if llama else "gelu")
+    """Fills in the family's defaults. An MLP of SwiGLU has 8/3 hidden rounded up to 64, any other 4 hidden."""
+    family = FAMILIES[model.family]
+    activation = model.activation or family.activation
     ffn = model.ffn or (64 * math.ceil(8 * model.hidden / 3 / 64) if activation == "swiglu" else 4 * model.hidden)
     return _with(
         ResolvedModelConfig,
         model,
         kv_heads=model.kv_heads or model.heads,
         ffn=ffn,
-        tied=(not llama) if model.tied is None else model.tied,
+        tied=family.tied if model.tied is None else model.tied,
         activation=activation,
         init_std=0.64 / math.sqrt(model.hidden) if model.init_std is None else model.init_std,
     )
@@ -149,10 +150,9 @@ def check_model(model: ModelConfig) -> None:
         raise ConfigError(f"model.heads={model.heads} does not divide model.hidden={model.hidden}; use {_few_divisors(model.hidden)}")
     if model.heads % kv_heads:
         raise ConfigError(f"model.kv_heads={kv_heads} does not divide model.heads={model.heads}; use {listed(divisors(model.heads))}")
-    if model.family == "llama" and (model.hidden // model.heads) % 2:
-        raise ConfigError(
-            f"model.hidden={model.hidden} / model.heads={model.heads} is odd, and rotary embeddings need pairs; change model.heads"
-        )
+    family = FAMILIES[model.family]
+    if model.head_width % family.head_multiple:
+        raise ConfigError(f"model.hidden={model.hidden} / model.heads={model.heads} {family.head_broken}; change model.heads")
     if model.dropout >= 1:
         raise ConfigError(f"model.dropout={model.dropout:g} drops everything; use a value from 0 to below 1")
 
@@ -266,7 +266,7 @@ def _check_eight_bits(config: TrainConfig) -> None:
     if config.run.precision != "fp8" or config.command is not None:
         return
     assert model.ffn is not None and model.kv_heads is not None
-    triples = model.hidden + 2 * model.kv_heads * (model.hidden // model.heads)
+    triples = model.hidden + 2 * model.kv_heads * model.head_width
     for name, width in (("model.hidden", model.hidden), ("queries, keys and values", triples), ("model.ffn", model.ffn)):
         if width % (16 * layout.tensor):
             raise ConfigError(

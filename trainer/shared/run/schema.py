@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Optional
 
-FAMILIES = ("gpt", "llama", "bloom")
+from trainer.shared.families.family import MATRICES
+from trainer.shared.families.registry import FAMILIES
+
 ACTIVATIONS = ("gelu", "swiglu", "squared_relu")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RECOMPUTE = ("none", "selective", "full")
@@ -19,8 +21,8 @@ RATED = (*PRECISIONS, "fp4")
 """Precisions that a device may have a rate for."""
 TASKS = ("train", "evaluate", "generate", "inference", "probe")
 METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
-TARGETS = ("qkv", "output", "up", "down")
-"""Matrices of a block: queries, keys and values in one; attention's output; into the MLP and out of it."""
+TARGETS = MATRICES
+"""Matrices that LoRA may stand beside."""
 MOST = 10**9
 """The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
 
@@ -48,7 +50,8 @@ def key(
 class ModelConfig:
     """The shape of the network."""
 
-    family: str = key("gpt", "architecture: gpt (GPT-2/3), llama, bloom", choices=FAMILIES)
+    family: str = key(next(iter(FAMILIES)), "architecture: " + ", ".join(each.title or each.name for each in FAMILIES.values()),
+        choices=tuple(FAMILIES))
     layers: int = key(4, "transformer blocks", minimum=1, maximum=100_000)
     hidden: int = key(128, "width of the residual stream", minimum=1, maximum=10_000_000)
     heads: int = key(4, "attention heads", minimum=1, maximum=10_000_000)
@@ -65,6 +68,10 @@ class ModelConfig:
     rope_theta: float = key(10000.0, "base of the rotary position embedding (llama)", minimum=1)
     norm_eps: float = key(1e-5, "epsilon of the normalisation layers", minimum=0)
     init_std: Optional[float] = key(None, "standard deviation of initial weights; null = 0.64 / sqrt(hidden)", minimum=0)
+
+    @property
+    def head_width(self) -> int:
+        return self.hidden // self.heads
 
 
 @dataclass

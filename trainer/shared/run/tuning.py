@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig, TrainConfig, TuneConfig
 
@@ -66,8 +67,8 @@ def virtual_tokens(tune: TuneConfig) -> int:
 
 
 def matrix_shapes(model: Any) -> dict[str, tuple[Any, Any]]:
-    """Inputs and outputs of each matrix of a block. ``model`` has ``hidden``, ``heads``, ``kv_heads``, ``ffn``, ``activation``."""
-    kv_width = model.kv_heads * (model.hidden // model.heads)
+    """Inputs and outputs of each matrix of a block. ``model`` has ``hidden``, ``kv_heads``, ``head_width``, ``ffn``, ``activation``."""
+    kv_width = model.kv_heads * model.head_width
     ups = 2 if model.activation == "swiglu" else 1
     return {
         "qkv": (model.hidden, model.hidden + 2 * kv_width),
@@ -79,8 +80,8 @@ def matrix_shapes(model: Any) -> dict[str, tuple[Any, Any]]:
 
 def added_parameters(model: ResolvedModelConfig, tune: TuneConfig) -> int:
     """Parameters that the method adds, which are all that it trains; 0 for full tuning."""
-    h, kv_width = model.hidden, model.kv_heads * (model.hidden // model.heads)
-    norm = h if model.family == "llama" else 2 * h
+    h, kv_width = model.hidden, model.kv_heads * model.head_width
+    norm = FAMILIES[model.family].norm_vectors * h
     n, e = tune.virtual_tokens * h, tune.encoder
     match tune.method:
         case "lora":
