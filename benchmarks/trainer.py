@@ -370,16 +370,16 @@ def plain_parts(order: dict[str, Any]) -> tuple[Any, Any, Callable[[int, int, in
     """Configuration, the plain model with initial weights, and rows [s + 1, b] of a step."""
     import torch
 
-    from trainer.models.layers import Part
+    from trainer.models.layers import ParameterModule
     from trainer.models.transformer import Transformer
 
     config = run_config(order)
     device = device_of(order)
     model = Transformer(config.model).to(device)
     for part in model.modules():
-        if isinstance(part, Part):
-            for name, init in part.inits.items():
-                torch.nn.init.normal_(getattr(part, name), init.value, init.std)
+        if isinstance(part, ParameterModule):
+            for name, spec in part.specs.items():
+                torch.nn.init.normal_(getattr(part, name), spec.init.value, spec.init.std)
     dataset = plain_dataset(config)
 
     def rows(step: int, start: int, count: int) -> Any:

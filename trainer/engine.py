@@ -187,17 +187,8 @@ class Engine:
         """This rank's chunks; the last one's state is made first, because backward starts there."""
         layout, model, at = self.config.layout, self.config.model, self.groups.at
         counts, longest = blocks_per_chunk(model, layout), replace(model, seq=self.positions)
-        tied, stages, noise = model.tied, layout.pipeline, Noise(self.config.run.seed)
-        parallelizer = Parallelizer(
-            self.region,
-            self.state,
-            noise,
-            self.precision.compute,
-            self.device,
-            tied=tied,
-            apart=tied and stages > 1,
-            first=at["pipeline"] == 0,
-        )
+        stages, noise = layout.pipeline, Noise(self.config.run.seed)
+        parallelizer = Parallelizer(self.groups.axes, self.region, self.state, noise, self.precision.compute, self.device)
         if self.config.run.precision == "fp8":
             parallelizer.eight_bits = EightBitProduct.on(self.device, compiles(self.config.run.compile, self.device))
         if self.config.run.async_tensor:
@@ -341,7 +332,7 @@ class Engine:
         """Clip by the global norm, each task by its own, and update: the rate, and loss, stops, targets and squared norms, which a single
         all-reduce combines."""
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
-        sum_partial(self.owned, {"tensor": self.groups.tensor, "tied": self.groups.tied})
+        sum_partial(self.owned, self.groups.axes)
         own = torch.zeros(3 + len(self.tasks), dtype=torch.float64, device=self.device)
         if losses and self.groups.tensor.index == 0:
             own[0] = torch.stack(losses).double().sum() / scale

@@ -13,7 +13,7 @@ from tests.small_runs import small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.engine import Engine, parameters
-from trainer.models.layers import Part
+from trainer.models.layers import ParameterModule
 from trainer.models.transformer import Transformer
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
@@ -36,11 +36,11 @@ def plain_model(config: TrainConfig) -> tuple[Transformer, list[nn.Parameter], l
     model = Transformer(config.model).double()
     decayed, others = [], []
     names = {parameter: name for name, parameter in model.named_parameters()}
-    for part in (m for m in model.modules() if isinstance(m, Part)):
-        for key, init in part.inits.items():
+    for part in (m for m in model.modules() if isinstance(m, ParameterModule)):
+        for key, spec in part.specs.items():
             parameter = getattr(part, key)
             shape = tuple(parameter.shape)
-            record = ParameterRecord(names[parameter], shape, tuple((0, n) for n in shape), shape, init, key in part.decayed)
+            record = ParameterRecord(names[parameter], shape, tuple((0, n) for n in shape), shape, spec.init, spec.decays)
             parameter.data.copy_(initial_value(record, config.run.seed))
             chosen = decayed if record.decay else others
             if not any(parameter is known for known in chosen):

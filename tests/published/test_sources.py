@@ -256,7 +256,14 @@ def test_words_of_sharding(words: str, sharded: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("words", "sharded"),
-    [("none", (1, 1, 1)), ("ZeRO-1", (1, 1, 8)), ("FSDP2 4", (8, 8, 8)), ("FSDP2 2", (4, 4, 4)), ("ZeRO-3", (8, 8, 8)), ("HSDP 2", (4, 4, 4))],
+    [
+        ("none", (1, 1, 1)),
+        ("ZeRO-1", (1, 1, 8)),
+        ("FSDP2 4", (8, 8, 8)),
+        ("FSDP2 2", (4, 4, 4)),
+        ("ZeRO-3", (8, 8, 8)),
+        ("HSDP 2", (4, 4, 4)),
+    ],
 )
 def test_context_ranks_share_states_with_the_data_ranks_that_words_of_sharding_count(words: str, sharded: tuple[int, int, int]) -> None:
     row = RawRow(1, {**CELLS, "source": "somebody", "zero_stage_or_sharding": words, "cp": "2"})

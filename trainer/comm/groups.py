@@ -23,6 +23,11 @@ class Groups:
     levels: dict[str, Group]  # params, grads, optimizer, replicas: the levels of the data axis (trainer.shared.parallel.shards)
     tied: Group  # first and last pipeline rank if both hold the embedding's weight; else only this rank
 
+    @property
+    def axes(self) -> dict[str, Group]:
+        """By the axes that placements of parameters name, other than data."""
+        return {"tensor": self.tensor, "tied": self.tied}
+
     @classmethod
     def make(cls, world: World, layout: LayoutConfig, tied: bool) -> Groups:
         """All groups, made in the same order on every rank."""

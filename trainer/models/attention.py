@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.models.layers import Dropout, Linear
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.parallel.placement import Shard
 from trainer.shared.run.schema import ResolvedModelConfig
 
 P = ParamSpec("P")
@@ -32,10 +33,10 @@ class Attention(nn.Module):
     def __init__(self, c: ResolvedModelConfig, output_std: float, core: AttentionCore, rotary: Rotary | None):
         super().__init__()
         biases = FAMILIES[c.family].biases
-        self.qkv = Linear(c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_width), c.init_std, "qkv" in biases)
+        self.qkv = Linear(c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_width), c.init_std, "qkv" in biases, cut=Shard(0))
         self.rotary = rotary
         self.core = core
-        self.output = Linear(c.hidden, (c.hidden,), output_std, "output" in biases)
+        self.output = Linear(c.hidden, (c.hidden,), output_std, "output" in biases, cut=Shard(1))
 
     def forward(self, x: Tensor) -> Tensor:
         groups = self.qkv(x)  # [s, b, kv_heads, queries + 2, head]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 
 from trainer.models.attention import Attention, AttentionCore, Rotary
-from trainer.models.layers import MLP, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
+from trainer.models.layers import MLP, VOCABULARY, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
 from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.schema import ResolvedModelConfig
@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, nn.Module], Tensor]
 """A loss, of what the last norm gives [s, b, h] and the layer that makes logits of it: who has both needs not have all logits at once."""
 
 EMBEDDING_WEIGHT = "embedding.tokens.weight"
-HEAD_WEIGHT = "head.output.weight"
+"""Global name of the token embedding, and of a head that is tied to it."""
 
 
 class Embedding(nn.Module):
@@ -24,7 +24,7 @@ class Embedding(nn.Module):
 
     def __init__(self, c: ResolvedModelConfig, family: Family):
         super().__init__()
-        self.tokens = TokenEmbedding(c.vocab, c.hidden, c.init_std)
+        self.tokens = TokenEmbedding(c.vocab, c.hidden, c.init_std, tied=EMBEDDING_WEIGHT if c.tied else None)
         self.positions = PositionEmbedding(c.seq, c.hidden, c.init_std) if family.positions == "learned" else None
         self.norm = norm(c) if family.embedding_norm else None
         self.dropout = Dropout(c.dropout) if family.embedding_dropout else None
@@ -62,7 +62,8 @@ class Head(nn.Module):
     def __init__(self, c: ResolvedModelConfig):
         super().__init__()
         self.norm = norm(c)
-        self.output = Linear(c.hidden, (c.vocab,), c.init_std, bias=False)
+        tied = EMBEDDING_WEIGHT if c.tied else None
+        self.output = Linear(c.hidden, (c.vocab,), c.init_std, bias=False, cut=VOCABULARY, tied=tied)
 
     def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
         x = self.norm(x)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.layers import Init, Linear, Part, gelu, norm
+from trainer.models.layers import Init, Linear, ParameterModule, ParameterSpec, gelu, norm
 from trainer.models.transformer import Block, Transformer
+from trainer.shared.parallel.placement import Partial, Shard
 from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
 
 PLACES = {"qkv": "attention.qkv", "output": "attention.output", "up": "mlp.up", "down": "mlp.down"}
@@ -29,17 +29,19 @@ PROMPT_STD = 0.02
 
 
 class LowRankLinear(Linear):
-    """A linear layer with a low-rank product beside it, which begins as zero."""
+    """A linear layer with a low-rank product beside it, which begins as zero. The factor on the side where the matrix is cut is cut too."""
 
-    decayed: ClassVar[frozenset[str]] = frozenset({"weight", "lora_a", "lora_b"})
     lora_a: nn.Parameter
     lora_b: nn.Parameter
 
     def __init__(self, plain: Linear, tune: TuneConfig):
-        super().__init__(plain.inputs, plain.outputs, plain.inits["weight"].std, plain.bias is not None)
+        super().__init__(plain.inputs, plain.outputs, plain.specs["weight"].init.std, plain.bias is not None, plain.cut)
         self.scale, self.dropout = tune.alpha / tune.rank, tune.dropout
-        self.own("lora_a", (tune.rank, plain.inputs), Init(1 / math.sqrt(3 * plain.inputs)))  # Kaiming's uniform has this std
-        self.own("lora_b", (*plain.outputs, tune.rank), Init())
+        assert plain.cut is not None
+        a, b = (Shard(1), Partial()) if plain.cuts_inputs else (Partial(), plain.cut)
+        std = 1 / math.sqrt(3 * plain.inputs)  # that of Kaiming's uniform
+        self.own("lora_a", (tune.rank, plain.inputs), ParameterSpec(Init(std), True, {"tensor": a}))
+        self.own("lora_b", (*plain.outputs, tune.rank), ParameterSpec(Init(), True, {"tensor": b}))
 
 
 class Adapter(nn.Module):
@@ -56,12 +58,12 @@ class Adapter(nn.Module):
         return y
 
 
-class VectorScale(Part):
-    """Multiplies the last dimensions of x by a vector that begins as one."""
+class VectorScale(ParameterModule):
+    """Multiplies the last dimensions of x by a vector that begins as one; tensor ranks share its first dimension."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        self.own("weight", shape, Init(value=1.0))
+        self.own("weight", shape, ParameterSpec(Init(value=1.0), placement={"tensor": Shard(0)}))
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
@@ -74,14 +76,12 @@ class KeyValueScale(VectorScale):
         return torch.cat((x[..., :-2, :], x[..., -2:, :] * self.weight), dim=-2)
 
 
-class VirtualTokens(Part):
+class VirtualTokens(ParameterModule):
     """Virtual tokens [1, n, h] of a task."""
-
-    decayed: ClassVar[frozenset[str]] = frozenset({"weight"})
 
     def __init__(self, tokens: int, hidden: int):
         super().__init__()
-        self.own("weight", (1, tokens, hidden), Init(PROMPT_STD))
+        self.own("weight", (1, tokens, hidden), ParameterSpec(Init(PROMPT_STD), True))
 
     def forward(self) -> Tensor:
         return self.weight

@@ -28,10 +28,10 @@ def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
 def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
     """Sum gradients that are partial over an axis: one all-reduce per axis for all of them.
 
-    ``axes`` are the groups by the names that records use in ``partial``. All ranks of a group own the same elements.
+    ``axes`` are the groups by the names that placements use. All ranks of a group own the same elements.
     """
     for axis, group in axes.items():
-        pieces = [piece.gradient for piece in owned if axis in piece.record.partial]
+        pieces = [piece.gradient for piece in owned if piece.record.partial(axis)]
         if pieces and group.size > 1:
             flat = torch.cat(pieces)
             group.all_reduce(flat).wait()

@@ -5,9 +5,10 @@ its *region*. The local tensor may be larger than its region: a vocabulary (``vo
 the end of dimension 0 with rows that stay zero. Data-parallel sharding is not described here: it divides the flattened local
 tensor (``Owned``).
 
-A gradient is *partial* over an axis if every rank of that axis has only one summand of it: a norm's weight under sequence
-parallelism, a tied embedding on two pipeline stages. Of all ranks that hold the same region, one is *primary*: it counts the
-parameter in the norm and saves it. *uses* is 2 where a tied weight is both embedding and head on one rank.
+Its *placement* says which ranks hold other regions and which the same one (``trainer.shared.parallel.placement``). A gradient is partial
+over an axis if every rank of that axis has only one summand of it: a norm's weight under sequence parallelism, a tied embedding on two
+pipeline ranks. Of all ranks that hold the same region, one is *primary*: it counts the parameter in the norm and saves it. *uses* is 2
+where a tied weight is both embedding and head on one rank.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from trainer.models.layers import Init
+from trainer.shared.parallel.placement import Partial, Placement
 
 BLOCK = 1 << 20
 """Elements of the global tensor that share one random generator."""
@@ -36,10 +38,14 @@ class ParameterRecord:
     local_shape: tuple[int, ...]  # of the tensor on this rank, with padding
     init: Init
     decay: bool  # weight decay applies: matrices, not biases and norms
-    partial: frozenset[str] = frozenset()  # axes (tensor, tied) over which gradients are partial sums, to be added once per step
+    placement: Placement = field(default_factory=dict)  # on each axis of the layout that concerns it
     trainable: bool = True  # else frozen: no gradient, no optimizer state, not in the norm, not saved
     primary: bool = True  # of all ranks with this region (replicas on tensor and pipeline), the one that counts it in the norm and saves it
     uses: int = 1  # times the parameter is used in one forward on this rank: gradients that arrive per micro-batch
+
+    def partial(self, axis: str) -> bool:
+        """Returns whether gradients are summands, to be added once per step over the ranks of the axis."""
+        return self.placement.get(axis) == Partial()
 
     @property
     def local_numel(self) -> int:

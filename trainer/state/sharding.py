@@ -107,7 +107,7 @@ class ShardedState:
             runs[-1].append(member)
         for run in runs:
             by_name = {m.record.name: m for m in run}
-            alone = [m.record.name for m in run if "tied" in m.record.partial]
+            alone = [m.record.name for m in run if m.record.partial("tied")]
             sizes = [(m.record.name, m.record.local_numel) for m in run]
             for plan in plan_buckets(sizes, self.capacity, common.factors.optimizer, alone):
                 self.plans.append((plan, by_name, common))

@@ -1,9 +1,9 @@
-"""Applies tensor parallelism to a plain model: how each matrix is sharded, and the record of every parameter."""
+"""Applies tensor parallelism to a plain model: layers become their parallel forms, parameters what their placements leave to a rank."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,10 +11,10 @@ from torch import nn
 
 from trainer.comm.collectives import Group
 from trainer.models.attention import AttentionCore
-from trainer.models.layers import Dropout, Linear, Part, PositionEmbedding
-from trainer.models.transformer import EMBEDDING_WEIGHT, HEAD_WEIGHT, Transformer
+from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding
+from trainer.models.transformer import Transformer
 from trainer.models.tuned import LowRankLinear, Prompts
-from trainer.shared.parallel.shards import vocabulary_rows
+from trainer.shared.parallel.placement import Partial, counts, local_part, resolved
 from trainer.state.parameters import Member, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
@@ -26,60 +26,25 @@ from trainer.tensor.layers import (
     LowRank,
     Region,
     RowLinear,
-    ShardedLinear,
     ShardedPositionEmbedding,
     VocabularyEmbedding,
 )
-
-
-@dataclass(frozen=True)
-class Split:
-    """How a layer is split over the tensor ranks: its parallel form, and the dimension along which each parameter is split."""
-
-    layer: type[nn.Module] | None  # None: the plain one
-    weight: int
-    bias: int | None = None  # None: replicated
-
-    def dimension(self, key: str) -> int | None:
-        """The dimension along which the parameter ``key`` is split. Of a low-rank product it is the factor on the matrix' split side."""
-        if key == "lora_a":
-            return -1 if self.layer is RowLinear else None
-        if key == "lora_b":
-            return None if self.layer is RowLinear else self.weight
-        dimension: int | None = getattr(self, key)
-        return dimension
-
-
-SPLITS = {
-    "embedding.tokens": Split(VocabularyEmbedding, 0),
-    "attention.qkv": Split(ColumnLinear, 0, 0),
-    "attention.output": Split(RowLinear, -1),
-    "mlp.up": Split(ColumnLinear, -2, -1),
-    "mlp.down": Split(RowLinear, -1),
-    "head.output": Split(ColumnLinear, 0),
-    "attention.scale": Split(None, 0),
-    "mlp.scale": Split(None, 0),
-}
-"""By the last two parts of a layer's name. Every other parameter is replicated."""
 
 
 @dataclass
 class Parallelizer:
     """Turns plain parts of a model into this rank's share of them.
 
-    ``tied``: head and embedding share their weight. ``apart``: they are on two pipeline ranks, of which this is the first if
-    ``first``. ``added`` names the only parameters that are trained; None: all are. Parameters become empty tensors of ``dtype``
-    on ``device``; the buckets that own their storage set their data.
+    ``axes``: this rank's groups by the axis that placements name. ``added`` names the only parameters that are trained; None: all are.
+    Parameters become empty tensors of ``dtype`` on ``device``; the buckets that own their storage set their data.
     """
 
+    axes: Mapping[str, Group]
     region: Region
     gradients: Gradients
     noise: Noise
     dtype: torch.dtype
     device: torch.device
-    tied: bool
-    apart: bool
-    first: bool
     added: frozenset[str] | None = None
     eight_bits: EightBitProduct | None = None  # of the blocks' matrices
     fused: FusedProducts | None = None  # likewise
@@ -90,7 +55,7 @@ class Parallelizer:
         self.members = {}
         for unit, root in model.units():
             for path, part in list(root.named_modules(prefix=unit)):
-                if isinstance(part, Part):
+                if isinstance(part, ParameterModule):
                     self._replace(model, path, part, unit)
                 elif isinstance(part, AttentionCore):
                     self._share_heads(part, path)
@@ -100,70 +65,64 @@ class Parallelizer:
                     _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
         return list(self.members.values())
 
-    def _replace(self, model: Transformer, path: str, part: Part, unit: str) -> None:
-        split = SPLITS.get(".".join(path.split(".")[-2:]))
-        made = {key: self._member(path, key, plain, part, split, unit).parameter for key, plain in part.named_parameters(recurse=False)}
-        if split is not None and split.layer is VocabularyEmbedding:
+    def _replace(self, model: Transformer, path: str, part: ParameterModule, unit: str) -> None:
+        made = {key: self._member(f"{path}.{key}", plain, part.specs[key], unit) for key, plain in part.named_parameters(recurse=False)}
+        if isinstance(part, TokenEmbedding):
             _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
-        elif split is not None and split.layer is not None and issubclass(split.layer, ShardedLinear):
-            low = self._low_rank(path, part, made, split) if isinstance(part, LowRankLinear) else None
-            layer = split.layer(made["weight"], made.get("bias"), self.region, self.gradients, low)
-            if unit.startswith("blocks."):
-                layer.eight_bits, layer.fused = self.eight_bits, self.fused
-            _set(model, path, layer)
         elif isinstance(part, PositionEmbedding):
             _set(model, path, ShardedPositionEmbedding(made["weight"], self.region))
-        elif isinstance(part, Linear):  # torch's own would keep a view of gathered weights, whose storage has another use by backward
-            _set(model, path, ColumnLinear(made["weight"], made.get("bias"), self._alone(), self.gradients))
+        elif isinstance(part, Linear):
+            _set(model, path, self._linear(path, part, made, unit))
         else:
             part._parameters.update(made)
+
+    def _linear(self, path: str, part: Linear, made: dict[str, nn.Parameter], unit: str) -> ColumnLinear | RowLinear:
+        """Returns the parallel form, also of a matrix that is not cut: torch's own would keep a view of gathered weights, whose storage has
+        another use by backward."""
+        low = self._low_rank(path, part, made) if isinstance(part, LowRankLinear) else None
+        form, region = RowLinear if part.cuts_inputs else ColumnLinear, self.region if part.cut else self._alone()
+        layer = form(made["weight"], made.get("bias"), region, self.gradients, low)
+        if part.cut and unit.startswith("blocks."):
+            layer.eight_bits, layer.fused = self.eight_bits, self.fused
+        return layer
 
     def _alone(self) -> Region:
         """For a replicated matrix, which every rank multiplies with what it has."""
         group = self.region.group
         return Region(Group("alone", (group.rank,), group.rank, group.ledger), sequence_sharded=False)
 
-    def _low_rank(self, path: str, part: LowRankLinear, made: dict[str, nn.Parameter], split: Split) -> LowRank:
-        columns_split = split.layer is RowLinear
-        mask = MatrixInputMask(part.dropout, f"{path}.lora", self.noise, self.region, columns_split) if part.dropout else None
+    def _low_rank(self, path: str, part: LowRankLinear, made: dict[str, nn.Parameter]) -> LowRank:
+        mask = MatrixInputMask(part.dropout, f"{path}.lora", self.noise, self.region, part.cuts_inputs) if part.dropout else None
         return LowRank(made["lora_a"], made["lora_b"], part.scale, mask)
 
-    def _member(self, path: str, key: str, plain: nn.Parameter, part: Part, split: Split | None, unit: str) -> Member:
+    def _member(self, name: str, plain: nn.Parameter, spec: ParameterSpec, unit: str) -> nn.Parameter:
+        """Returns this rank's part of a plain parameter. A tied weight that is embedding and head here is one parameter, used twice."""
         known = self.members.get(plain)
-        if known is not None:  # the head's tied weight: one parameter, used twice
-            record = dataclasses.replace(known.record, uses=known.record.uses + 1)
-            member = dataclasses.replace(known, record=record, units=(*known.units, unit))
-        else:
-            dimension = None if split is None else split.dimension(key)
-            record = self._record(f"{path}.{key}", tuple(plain.shape), dimension, part, key)
+        if known is None:
+            record = self._record(name, tuple(plain.shape), spec)
             empty = torch.empty(0, dtype=self.dtype, device=self.device)
             member = Member(record, nn.Parameter(empty, requires_grad=record.trainable), (unit,))
+        else:
+            record = dataclasses.replace(known.record, uses=known.record.uses + 1)
+            member = dataclasses.replace(known, record=record, units=(*known.units, unit))
         self.members[plain] = member
-        return member
+        return member.parameter
 
-    def _record(self, name: str, shape: tuple[int, ...], dimension: int | None, part: Part, key: str) -> ParameterRecord:
-        group = self.region.group
-        box, local, partial = [(0, n) for n in shape], list(shape), set()
-        if dimension is not None:
-            vocabulary = name in (EMBEDDING_WEIGHT, HEAD_WEIGHT)
-            width = vocabulary_rows(shape[0], group.size) if vocabulary else math.ceil(shape[dimension] / group.size)
-            start = min(width * group.index, shape[dimension])
-            box[dimension], local[dimension] = (start, min(start + width, shape[dimension])), width
-        elif group.size > 1 and (self.region.sequence_sharded or (isinstance(part, LowRankLinear) and key in ("lora_a", "lora_b"))):
-            partial.add("tensor")
-        tied = self.tied and name in (EMBEDDING_WEIGHT, HEAD_WEIGHT)
-        if tied and self.apart:
-            partial.add("tied")
+    def _record(self, name: str, shape: tuple[int, ...], spec: ParameterSpec) -> ParameterRecord:
+        at, degrees = ({axis: getattr(group, key) for axis, group in self.axes.items()} for key in ("index", "size"))
+        declared = {**spec.placement, **({"tied": Partial()} if spec.tied else {})}
+        placement = resolved(declared, degrees, ["tensor"] if self.region.sequence_sharded else [])
+        region, local_shape = local_part(shape, placement, degrees, at)
         return ParameterRecord(
-            name=EMBEDDING_WEIGHT if tied else name,
+            name=spec.tied or name,
             shape=shape,
-            region=tuple(box),
-            local_shape=tuple(local),
-            init=part.inits[key],
-            decay=key in part.decayed,
-            partial=frozenset(partial),
+            region=region,
+            local_shape=local_shape,
+            init=spec.init,
+            decay=spec.decays,
+            placement=placement,
             trainable=self.added is None or name in self.added,
-            primary=(dimension is not None or group.index == 0) and (self.first or not tied),
+            primary=counts(placement, at),
         )
 
     def _share_heads(self, core: AttentionCore, path: str) -> None:

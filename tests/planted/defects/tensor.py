@@ -26,15 +26,15 @@ DEFECTS = [
     Defect(
         "gradients of norms are not summed under sequence parallelism",
         "trainer/tensor/parallelize.py",
-        '(self.region.sequence_sharded or (isinstance(part, LowRankLinear) and key in ("lora_a", "lora_b")))',
-        '(isinstance(part, LowRankLinear) and key in ("lora_a", "lora_b"))',
+        '["tensor"] if self.region.sequence_sharded else []',
+        "[]",
         LAYOUTS,
     ),
     Defect(
         "partial gradients are summed over the wrong group",
         "trainer/engine.py",
-        'sum_partial(self.owned, {"tensor": self.groups.tensor,',
-        'sum_partial(self.owned, {"tensor": self.groups.levels["replicas"],',
+        "sum_partial(self.owned, self.groups.axes)",
+        'sum_partial(self.owned, self.groups.axes | {"tensor": self.groups.levels["replicas"]})',
         LAYOUTS,
     ),
     Defect(

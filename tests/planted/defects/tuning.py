@@ -16,9 +16,9 @@ DEFECTS = [
     ),
     Defect(
         "gradients of the replicated factor are not summed",
-        "trainer/tensor/parallelize.py",
-        '(self.region.sequence_sharded or (isinstance(part, LowRankLinear) and key in ("lora_a", "lora_b")))',
-        "self.region.sequence_sharded",
+        "trainer/models/tuned.py",
+        'ParameterSpec(Init(std), True, {"tensor": a})',
+        'ParameterSpec(Init(std), True, {"tensor": a} if plain.cuts_inputs else {})',
         LAYOUTS,
     ),
     Defect(
