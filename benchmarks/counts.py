@@ -39,7 +39,7 @@ from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig, TrainConfig
 from trainer.state.bucket import FlatBucket
-from trainer.state.parameters import Member
+from trainer.state.parameters import ModelParameter
 from trainer.state.sharding import ShardedState
 from trainer.tensor import cross_entropy
 from trainer.tensor.block_attention import BlockAttention
@@ -242,10 +242,10 @@ def of_start() -> list[Row]:
 
 def drawn(engine: Engine, replica: int) -> Iterator[int]:
     """How many numbers this replica of a sharded state draws, call by call."""
-    common = replace(engine.state.common, factors=Factors(1, 1, REPLICAS, REPLICAS), data_index=replica)
-    state = ShardedState(common, 25 << 20)
-    found = {m.record.name: m for _, members, _ in engine.state.plans for m in members.values()}
-    state.add_model_part([Member(m.record, torch.nn.Parameter(torch.empty(0)), m.units) for m in found.values()])
+    settings = replace(engine.state.settings["data"], factors=Factors(1, 1, REPLICAS, REPLICAS), data_index=replica)
+    state = ShardedState({"data": settings}, 25 << 20)
+    found = {p.record.name: p for _, parameters, _ in engine.state.plans for p in parameters.values()}
+    state.add_model_part([ModelParameter(p.record, torch.nn.Parameter(torch.empty(0)), p.units[0]) for p in found.values()])
     state.make()
     numbers, randn = [], torch.randn
 

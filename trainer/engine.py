@@ -36,8 +36,8 @@ from trainer.shared.run.flops import recomputed_flops
 from trainer.shared.run.rules import micro_batches
 from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig
 from trainer.shared.run.tuning import PROMPTS
-from trainer.state.bucket import Common, Precision
-from trainer.state.buffers import Chain, Pool
+from trainer.state.bucket import BucketSettings, Precision
+from trainer.state.buffers import CollectiveQueue, Pool
 from trainer.state.gathering import Gathering
 from trainer.state.loss_scale import LossScale
 from trainer.state.optimizer import AdamW, learning_rate, squared_norm, sum_partial
@@ -148,12 +148,19 @@ class Engine:
         self.micro_batches = micro_batches(config)
         self.tokens_per_step = config.run.global_batch * model.seq
         self.region = Region(self.groups.tensor, layout.sequence_parallel)
-        pool, chain = Pool(world.device), Chain()
-        shared = Common(Factors.of(layout), self.groups.at["data"], self.groups.levels, self.precision, pool, chain, self.trains)
-        self.state = ShardedState(shared, int(config.run.bucket_mb * 2**20))
+        dense = BucketSettings(
+            Factors.of(layout),
+            self.groups.at["data"],
+            self.groups.levels,
+            self.precision,
+            Pool(world.device),
+            CollectiveQueue(),
+            self.trains,
+        )
+        self.state = ShardedState({"data": dense}, int(config.run.bucket_mb * 2**20))
         self.added: set[str] = set()  # names of parameters that tuning has added to those of the model
         chunks = self._build_chunks()
-        self.held = self.state.owned()
+        self.held = self.state.optimizer_shards()
         self.owned = [piece for piece in self.held if piece.record.trainable]
         tasks = range(config.tune.tasks)
         self.tasks = [[piece for piece in self.owned if task_of(piece.record.name) == task] for task in tasks]

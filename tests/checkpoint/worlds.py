@@ -13,7 +13,7 @@ from trainer.models.layers import Init
 from trainer.shared.parallel.shards import Factors, Piece, plan_buckets
 from trainer.shared.records.manifest import STATES
 from trainer.shared.run.schema import ModelConfig
-from trainer.state.parameters import Owned, ParameterRecord
+from trainer.state.parameters import OptimizerShard, ParameterRecord
 
 SHAPES = {"tokens": (5, 4), "qkv": (4, 3, 2, 4), "output": (4, 8), "norm": (4,)}
 """Global shapes. ``tokens`` is cut and padded along dimension 0, as a vocabulary is; of four ranks one has only padding."""
@@ -60,7 +60,7 @@ def global_state(seed: int) -> dict[str, dict[str, Tensor]]:
 
 def owned_by(
     world: World, tensor: int, data: int, values: dict[str, dict[str, Tensor]] | None, dtype: torch.dtype = torch.float32
-) -> list[Owned]:
+) -> list[OptimizerShard]:
     """What a rank owns, filled from ``values`` (or with ones, which no right reading leaves)."""
     records = {name: record(name, tensor, world.tensor) for name in SHAPES}
     found = []
@@ -74,7 +74,9 @@ def owned_by(
             ]
             saves = r.primary and data // world.factors.optimizer == 0
             found.append(
-                Owned(r, piece.offset, piece.numel, *(part.to(dtype, copy=True) for part in parts), torch.zeros(piece.numel), saves)
+                OptimizerShard(
+                    r, piece.offset, piece.numel, *(part.to(dtype, copy=True) for part in parts), torch.zeros(piece.numel), saves
+                )
             )
     return found
 
@@ -90,7 +92,7 @@ def _local(r: ParameterRecord, value: Tensor) -> Tensor:
     return local.flatten()
 
 
-def assert_holds(owned: list[Owned], values: dict[str, dict[str, Tensor]]) -> None:
+def assert_holds(owned: list[OptimizerShard], values: dict[str, dict[str, Tensor]]) -> None:
     """Every real element that the rank owns is the global one, bit for bit."""
     for o in owned:
         real = max(0, min(math.prod(o.record.region_shape) - o.offset, o.numel))

@@ -16,20 +16,20 @@ from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import OptimizerConfig, RunConfig, TrainConfig
 from trainer.state import optimizer
 from trainer.state.optimizer import AdamW
-from trainer.state.parameters import Owned, ParameterRecord
+from trainer.state.parameters import OptimizerShard, ParameterRecord
 from trainer.testing import Farm
 
 SIZES = (5, 1, 17, 8)
 
 
-def owned(moments: torch.dtype) -> list[Owned]:
+def owned(moments: torch.dtype) -> list[OptimizerShard]:
     """Flat pieces of some sizes, with gradients of their own."""
     torch.manual_seed(1)
     pieces = []
     for n in SIZES:
         record = ParameterRecord("w", (n,), ((0, n),), (n,), Init(1.0), decay=n > 5)
         states = (torch.randn(n), torch.zeros(n, dtype=moments), torch.zeros(n, dtype=moments), torch.randn(n))
-        pieces.append(Owned(record, 0, n, *states, saves=True))
+        pieces.append(OptimizerShard(record, 0, n, *states, saves=True))
     return pieces
 
 

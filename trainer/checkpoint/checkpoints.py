@@ -25,7 +25,7 @@ from trainer.shared.records.outcome import Reason
 from trainer.shared.records.resume import DataOrder, check_continues, check_folder, first_whole
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import CheckpointConfig, ResolvedModelConfig
-from trainer.state.parameters import Owned
+from trainer.state.parameters import OptimizerShard
 
 PLAIN = (ConfigError, CheckpointError)
 """Errors that are raised on every rank if they occur on one."""
@@ -71,7 +71,7 @@ class Checkpoints:
         if self.world.index == 0 and self.settings.every > 0:
             self.folder.enter()
 
-    def save(self, step: int, state: Iterable[Owned], extra: dict[str, Any]) -> None:
+    def save(self, step: int, state: Iterable[OptimizerShard], extra: dict[str, Any]) -> None:
         """Begin to save ``step`` completed steps. ``extra`` is small plain data of rank 0 (loss scale and the like).
 
         Waits for the previous save, so that there is at most one copy of the state. ``CheckpointError`` if that one failed.
@@ -93,7 +93,7 @@ class Checkpoints:
             error, self.error = self.error, None
             raise error
 
-    def resume(self, state: Iterable[Owned]) -> Resumed | None:
+    def resume(self, state: Iterable[OptimizerShard]) -> Resumed | None:
         """Load the newest complete checkpoint into ``state``, whatever layout wrote it; None if there is none.
 
         A damaged checkpoint is reported, and the previous one is tried. ``ConfigError`` if all are damaged, or one is of another
@@ -108,7 +108,7 @@ class Checkpoints:
 
         return first_whole(candidates, lambda found: self.world.together(lambda: self._load(found, owned), PLAIN), skip)
 
-    def _load(self, found: FoundCheckpoint, state: list[Owned]) -> Resumed:
+    def _load(self, found: FoundCheckpoint, state: list[OptimizerShard]) -> Resumed:
         manifest = read_manifest(found)
         check_continues(found, manifest, self.model, self.tune, self.data, self.settings.new_data)
         extra = self._positioned(manifest["data"], manifest["extra"])

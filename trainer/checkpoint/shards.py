@@ -19,7 +19,7 @@ from trainer.checkpoint.folder import rank_file, sync
 from trainer.checkpoint.pieces import ParameterPiece, inside, numel_of, overlap
 from trainer.shared.records.manifest import ITEM_BYTES, STATES, CheckpointError
 from trainer.shared.run.files import write_json
-from trainer.state.parameters import Owned
+from trainer.state.parameters import OptimizerShard
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
@@ -32,7 +32,7 @@ class PieceSnapshot:
     states: Mapping[str, Tensor]
 
 
-def piece_of(owned: Owned) -> ParameterPiece:
+def piece_of(owned: OptimizerShard) -> ParameterPiece:
     """The part of the global parameter that ``owned`` holds; padding at the end of a local tensor belongs to no piece."""
     region = owned.record.region
     real = numel_of(region)
@@ -40,12 +40,12 @@ def piece_of(owned: Owned) -> ParameterPiece:
     return ParameterPiece(owned.record.name, owned.record.shape, region, start, stop - start)
 
 
-def snapshot(state: Iterable[Owned]) -> list[PieceSnapshot]:
+def snapshot(state: Iterable[OptimizerShard]) -> list[PieceSnapshot]:
     """Copy to the CPU what this rank has to save. From CUDA the copies are queued, into pinned memory: wait before reading."""
     return [_snapshot(owned) for owned in state if owned.saves and piece_of(owned).numel]
 
 
-def _snapshot(owned: Owned) -> PieceSnapshot:
+def _snapshot(owned: OptimizerShard) -> PieceSnapshot:
     piece = piece_of(owned)
     return PieceSnapshot(piece, {name: _copy(getattr(owned, name)[: piece.numel], owned.weight.dtype) for name in STATES})
 

@@ -22,7 +22,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_record
 from trainer.shared.run.schema import ModelConfig, TuneConfig
 from trainer.shared.run.tuning import MERGED
-from trainer.state.parameters import Owned
+from trainer.state.parameters import OptimizerShard
 
 
 def tune_of(manifest: Mapping[str, Any]) -> TuneConfig:
@@ -30,7 +30,7 @@ def tune_of(manifest: Mapping[str, Any]) -> TuneConfig:
     return from_record(TuneConfig, manifest.get("tune") or {})
 
 
-def read_base(folder: Path, model: ModelConfig, state: Iterable[Owned]) -> None:
+def read_base(folder: Path, model: ModelConfig, state: Iterable[OptimizerShard]) -> None:
     """Fill weights from the newest checkpoint in ``folder``. ``ConfigError`` if it is of another model, or cannot be read."""
     found = newest(folder)
     try:
@@ -45,7 +45,7 @@ def read_base(folder: Path, model: ModelConfig, state: Iterable[Owned]) -> None:
         raise ConfigError(f"{error}; give another checkpoint") from None
 
 
-def fill(reader: Reader | Merged, state: Iterable[Owned]) -> None:
+def fill(reader: Reader | Merged, state: Iterable[OptimizerShard]) -> None:
     """Read this rank's weights."""
     for owned in state:
         piece = piece_of(owned)

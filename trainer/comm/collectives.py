@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.comm.clock import Clock
-from trainer.comm.watchdog import Flights, Watchdog
+from trainer.comm.watchdog import InFlightCollectives, Watchdog
 from trainer.launch.failure import CommunicationError
 
 # torch 2.13 renamed the flat collectives and warns about the old names
@@ -45,7 +45,7 @@ class Ledger:
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
     waits: list[tuple[Any, Any]] = field(default_factory=list)  # (start, end) marks of the clock in this step
-    flights: Flights | None = None  # what a watchdog looks at
+    in_flight: InFlightCollectives | None = None  # what a watchdog looks at
 
     def count(self, group: Group, operation: str, nbytes: int) -> None:
         """Count one call. A ring all_reduce of n bytes over g ranks sends 2 n (g-1)/g, all_gather and reduce_scatter half of it."""
@@ -132,8 +132,8 @@ class Group:
         self.ledger.count(self, operation, nbytes)
         with self._blocking(operation):
             result = call()
-        if self.ledger.clock.on_device and self.ledger.flights is not None:
-            self.ledger.flights.add(f"{operation} over {self.name}", self.ranks, self.ledger.clock.stamp().query)
+        if self.ledger.clock.on_device and self.ledger.in_flight is not None:
+            self.ledger.in_flight.add(f"{operation} over {self.name}", self.ranks, self.ledger.clock.stamp().query)
         return result
 
     def share_memory(self, nbytes: int) -> str:
@@ -215,8 +215,8 @@ class Group:
         except (RuntimeError, ValueError) as error:
             raise self.failed(operation, error) from error
         pending = Pending(work, self, operation, keep)
-        if self.ledger.flights is not None:
-            self.ledger.flights.add(f"{operation} over {self.name}", self.ranks, self._over(pending, work))
+        if self.ledger.in_flight is not None:
+            self.ledger.in_flight.add(f"{operation} over {self.name}", self.ranks, self._over(pending, work))
         return pending
 
     def _over(self, pending: Pending, work: Any) -> Callable[[], bool]:
@@ -229,8 +229,8 @@ class Group:
     def _blocking(self, operation: str) -> Iterator[None]:
         """Inside, the host waits for its peers. ``CommunicationError`` if that fails."""
         ended: list[bool] = []
-        if self.ledger.flights is not None:
-            self.ledger.flights.add(f"{operation} over {self.name}", self.ranks, lambda: bool(ended))
+        if self.ledger.in_flight is not None:
+            self.ledger.in_flight.add(f"{operation} over {self.name}", self.ranks, lambda: bool(ended))
         try:
             yield
         except torch.OutOfMemoryError:  # of this rank: peers are not to blame
@@ -267,9 +267,9 @@ class World:
         if size > 1:
             self._connect(address, port, timeout_s)
         if size > 1 and record is not None:
-            self.ledger.flights = Flights()
+            self.ledger.in_flight = InFlightCollectives()
             raises = device.type != "cuda"  # gloo's collectives do when a peer is lost, NCCL's do not
-            self.watchdog = Watchdog(rank, size, (address, port), timeout_s, raises, self.ledger.flights, record)
+            self.watchdog = Watchdog(rank, size, (address, port), timeout_s, raises, self.ledger.in_flight, record)
 
     def _connect(self, address: str, port: int, timeout_s: float) -> None:
         try:

@@ -34,7 +34,7 @@ STORE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Flight:
+class InFlightCollective:
     """A collective that was started. ``over()`` never waits."""
 
     collective: str
@@ -43,16 +43,16 @@ class Flight:
     over: Callable[[], bool]
 
 
-class Flights:
+class InFlightCollectives:
     """The collectives of a rank that may not be complete. One thread adds, another one looks."""
 
     def __init__(self) -> None:
-        self._started: deque[Flight] = deque()
+        self._started: deque[InFlightCollective] = deque()
 
     def add(self, collective: str, ranks: tuple[int, ...], over: Callable[[], bool]) -> None:
-        self._started.append(Flight(collective, ranks, time.monotonic(), over))
+        self._started.append(InFlightCollective(collective, ranks, time.monotonic(), over))
 
-    def oldest(self) -> Flight | None:
+    def oldest(self) -> InFlightCollective | None:
         """The first of them that is not complete; complete ones before it are forgotten."""
         while self._started and self._started[0].over():
             self._started.popleft()
@@ -73,11 +73,11 @@ class Watchdog:
         store: tuple[str, int],
         limit_s: float,
         hears_death: bool,
-        flights: Flights,
+        in_flight: InFlightCollectives,
         record: Callable[[Exception], int],
     ):
         self.rank, self.size, self.address, self.limit_s, self.hears_death = rank, size, store, limit_s, hears_death
-        self.flights, self.record = flights, record
+        self.in_flight, self.record = in_flight, record
         self.main, self.closed = threading.main_thread().ident, threading.Event()
         self.beats, self.heard, self.heard_at = 0, "", time.monotonic()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -104,7 +104,7 @@ class Watchdog:
 
     def _trouble(self, store: dist.TCPStore) -> str:
         """What some rank has found to be wrong; empty if nothing is."""
-        late, found = self.flights.oldest(), ""
+        late, found = self.in_flight.oldest(), ""
         if late is not None and time.monotonic() - late.since > self.limit_s:
             found = f"{late.collective} (ranks {', '.join(map(str, late.ranks))}) has not completed within {self.limit_s:g} s"
         elif not self.hears_death and self._silent(store):
@@ -127,7 +127,7 @@ class Watchdog:
 
     def _told(self, store: dist.TCPStore, trouble: str) -> Exception:
         """The error that this rank ends with."""
-        late = self.flights.oldest()
+        late = self.in_flight.oldest()
         silent = self._silent_ranks(store, late.ranks if late else ())  # all ranks take the same time for it, and so leave together
         if late is None:
             return Hung(f"{trouble}; rank {self.rank} waits in no collective: it was at {self._place()}")
@@ -181,6 +181,6 @@ class Watchdog:
         """The store ends with rank 0. At the end of a run that does no harm: this rank is about to close, too."""
         if self.closed.wait(SILENCE_S) or self.hears_death:
             return
-        late = self.flights.oldest()
+        late = self.in_flight.oldest()
         what = "rendezvous" if late is None else late.collective
         self._leave(CommunicationError(f"rank {self.rank}: in {what}: rank 0 does not answer: {str(error).splitlines()[0]}", what))

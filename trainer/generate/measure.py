@@ -30,7 +30,7 @@ from trainer.shared.records.trial_files import METRICS, RESULT, write_outcome
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import RequestsConfig, ResolvedTrainConfig
-from trainer.state.parameters import Owned
+from trainer.state.parameters import OptimizerShard
 
 AT_ONCE = 256
 """Requests of a replica that run at once where they arrive at random; others wait."""
@@ -63,7 +63,7 @@ def _own(session: Session, decoder: Decoder) -> dict[str, Any]:
     return {"memory": engine.memory() | {"keys and values": cached}, "peak": peak, "host": socket.gethostname()}
 
 
-def draw(owned: Sequence[Owned]) -> None:
+def draw(owned: Sequence[OptimizerShard]) -> None:
     """Weights of which no sum overflows."""
     for part in owned:
         part.weight.normal_(0.0, 0.02)

@@ -22,7 +22,7 @@ from trainer.pipeline.runtime import Boundary
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ResolvedTrainConfig, ShardingConfig, TuneConfig
 from trainer.shared.run.tuning import virtual_tokens
-from trainer.state.parameters import Owned
+from trainer.state.parameters import OptimizerShard
 from trainer.tensor.dropout import DropoutKey
 
 
@@ -61,7 +61,7 @@ class Session:
         self,
         config: ResolvedTrainConfig,
         world: World,
-        load: Callable[[Sequence[Owned]], None],
+        load: Callable[[Sequence[OptimizerShard]], None],
         tune: TuneConfig | None = None,
         task: int = 0,
     ):

@@ -17,7 +17,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_record
 from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
 from trainer.shared.run.tuning import MERGED, virtual_tokens
-from trainer.state.parameters import Owned
+from trainer.state.parameters import OptimizerShard
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Weights:
     says what was added and is not merged into them."""
 
     model: ResolvedModelConfig
-    load: Callable[[Sequence[Owned]], None]
+    load: Callable[[Sequence[OptimizerShard]], None]
     tune: TuneConfig = field(default_factory=TuneConfig)
 
     @property
@@ -46,7 +46,7 @@ def open_weights(folder: Path) -> Weights:
     return Weights(model, lambda owned: _from_checkpoint(path, merged, owned), left)
 
 
-def _from_checkpoint(path: Path, merge: bool, owned: Sequence[Owned]) -> None:
+def _from_checkpoint(path: Path, merge: bool, owned: Sequence[OptimizerShard]) -> None:
     try:
         found = FoundCheckpoint(0, 0, path)
         fill(open_reader(found, read_manifest(found), merge), owned)
@@ -54,7 +54,7 @@ def _from_checkpoint(path: Path, merge: bool, owned: Sequence[Owned]) -> None:
         raise ConfigError(f"{error}; give another checkpoint") from None
 
 
-def _from_huggingface(folder: Path, owned: Sequence[Owned]) -> None:
+def _from_huggingface(folder: Path, owned: Sequence[OptimizerShard]) -> None:
     for name, weight in read_weights(folder):
         for part in owned:
             if part.record.name == name:

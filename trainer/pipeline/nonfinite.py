@@ -71,7 +71,7 @@ def find(world: Group, state: ShardedState, pipeline: PipelineRuntime, stages: i
     """The first non-finite value when ``step`` is computed again; None if there is none. Collective."""
     check = FiniteCheck(world.rank, pipeline, stages)
     for bucket in state.buckets:
-        for piece in bucket.owned():
+        for piece in bucket.optimizer_shards():
             check.look(WEIGHTS, f"weight {piece.record.name}", piece.weight)
     with check.watching(state):
         for loss in step():

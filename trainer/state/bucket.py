@@ -23,8 +23,8 @@ from torch import Tensor
 
 from trainer.comm.collectives import Group, Pending
 from trainer.shared.parallel.shards import Bucket, Factors
-from trainer.state.buffers import Chain, Pool, Steps
-from trainer.state.parameters import Member, Owned, initial_part
+from trainer.state.buffers import CollectiveQueue, Pool, Steps
+from trainer.state.parameters import ModelParameter, OptimizerShard, initial_part
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Common:
-    """What all buckets of a rank share."""
+class BucketSettings:
+    """What the buckets share whose parameters are replicated over the same ranks. ``data_index``: this rank among them."""
 
     factors: Factors
     data_index: int
     levels: dict[str, Group]  # by name: params, grads, optimizer, replicas
     precision: Precision
     pool: Pool
-    chain: Chain
+    queue: CollectiveQueue
     trains: bool = True  # else there are weights alone: no gradients, no moments
 
-    def frozen(self) -> Common:
+    def frozen(self) -> BucketSettings:
         """For parameters that nothing changes: only the parameters' own sharding applies, in the type of computation."""
         params, compute = self.factors.params, self.precision.compute
         return replace(
@@ -63,35 +63,23 @@ class Common:
         )
 
 
-class ParameterSlot:
-    """A parameter in its bucket, and how many of its gradients have arrived in this step."""
-
-    def __init__(self, member: Member, start: int):
-        self.record, self.parameter = member.record, member.parameter
-        self.start, self.stop = start, start + member.record.local_numel
-        self.arrived = 0
-        self.fresh = True  # the next gradient overwrites the buffer
-        self.place: tuple[Tensor, Tensor] | None = None  # the buffer of its last gradient, and its view of it
-
-    def view(self, buffer: Tensor) -> Tensor:
-        return buffer[self.start : self.stop].view(self.record.local_shape)
-
-
 class FlatBucket:
     """The state of some parameters in flat buffers of ``numel`` elements, of which this rank keeps three nested ranges."""
 
-    def __init__(self, plan: Bucket, members: dict[str, Member], common: Common, complete: Callable[[], None]):
+    def __init__(self, plan: Bucket, parameters: dict[str, ModelParameter], settings: BucketSettings, complete: Callable[[], None]):
         """``complete`` adds gradients that have arrived and are not yet in their buffer."""
-        self.plan, self.numel, self.levels, self.precision = plan, plan.numel, common.levels, common.precision
-        self.pool, self.chain = common.pool, common.chain
+        self.plan, self.numel, self.levels, self.precision = plan, plan.numel, settings.levels, settings.precision
+        self.pool, self.queue = settings.pool, settings.queue
         self.complete = complete
-        self.slots = [ParameterSlot(members[slot.name], slot.start) for slot in plan.slots]
-        self.ranges = {s: common.factors.shard(s, common.data_index, plan.numel) for s in ("params", "grads", "optimizer")}
-        self._make_parameters(sharded=common.factors.params > 1)
-        self.frozen = not any(slot.record.trainable for slot in self.slots)
-        self.keeps = common.data_index < common.factors.optimizer  # first of the replicas that hold the same elements
-        self.sharded_grads = common.factors.grads > 1
-        self.trains = common.trains
+        self.parameters = [parameters[slot.name] for slot in plan.slots]
+        for parameter, slot in zip(self.parameters, plan.slots):
+            parameter.place = slice(slot.start, slot.stop)
+        self.ranges = {s: settings.factors.shard(s, settings.data_index, plan.numel) for s in ("params", "grads", "optimizer")}
+        self._make_parameters(sharded=settings.factors.params > 1)
+        self.frozen = not any(parameter.record.trainable for parameter in self.parameters)
+        self.keeps = settings.data_index < settings.factors.optimizer  # first of the replicas that hold the same elements
+        self.sharded_grads = settings.factors.grads > 1
+        self.trains = settings.trains
         self.accumulated = self._zeros("grads", self.precision.master) if self.trains else self.shard.new_zeros(0)
         self.partial = None if self.sharded_grads else self.accumulated  # the buffer that gradients are added to, while there is one
         self._make_optimizer()
@@ -122,12 +110,8 @@ class FlatBucket:
 
     def initialize(self, seed: int) -> None:
         """Initial weights of the optimizer's shard, each drawn by the rank that keeps it; ``publish_update`` hands them on."""
-        owned = self.ranges["optimizer"]
-        for slot in self.slots:
-            start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
-            if start < stop:
-                value = initial_part(slot.record, seed, start - slot.start, stop - slot.start)
-                self.weight[start - owned.start : stop - owned.start] = value.to(self.weight)
+        for shard in self.optimizer_shards():
+            shard.weight.copy_(initial_part(shard.record, seed, shard.offset, shard.offset + shard.numel))
 
     def unshard(self) -> None:
         """Start to all-gather the parameters if they are sharded. They stay gathered until ``reshard`` was called as often."""
@@ -153,14 +137,14 @@ class FlatBucket:
         if self.unshards == 0:
             self._wait_gathered()
             empty = self.shard.new_empty(0)
-            for slot in self.slots:
-                slot.parameter.data = empty
+            for parameter in self.parameters:
+                parameter.tensor.data = empty
             self.pool.give("weights", self.whole)
             self.whole = None
 
     def _wait_published(self) -> None:
         if self.publishing is not None:
-            self.chain.complete(self.publishing)
+            self.queue.complete(self.publishing)
             self.publishing = None
 
     def _wait_gathered(self) -> None:
@@ -169,8 +153,8 @@ class FlatBucket:
             self.gathering = None
 
     def _point_parameters(self, whole: Tensor) -> None:
-        for slot in self.slots:
-            slot.parameter.data = slot.view(whole)
+        for parameter in self.parameters:
+            parameter.tensor.data = parameter.view(whole)
 
     # gradients
 
@@ -180,46 +164,50 @@ class FlatBucket:
         self.per_flush = 1 if self.sharded_grads else micro_batches
         self.flushes = 0
         self.fresh = True  # nothing has been added to the gradient shard
-        for slot in self.slots:
-            slot.arrived, slot.fresh = 0, True
-        self.missing = len(self.slots)
+        for parameter in self.parameters:
+            parameter.arrived, parameter.fresh = 0, True
+        self.missing = len(self.parameters)
 
-    def buffer(self, slot: ParameterSlot) -> tuple[Tensor, bool]:
-        """The buffer for a gradient of ``slot``, and whether the gradient overwrites it."""
+    def buffer(self, parameter: ModelParameter) -> tuple[Tensor, bool]:
+        """Returns the buffer for a gradient of ``parameter``, and whether the gradient overwrites it."""
         if self.partial is None:
             self.partial = self.pool.take("gradients", self.numel, self.precision.master)
-            for other in self.slots:
+            for other in self.parameters:
                 other.fresh = True
-        if slot.place is None or slot.place[0] is not self.partial:
-            slot.place = self.partial, slot.view(self.partial)
-        fresh, slot.fresh = slot.fresh, False
-        return slot.place[1], fresh
+        if parameter.last is None or parameter.last[0] is not self.partial:
+            parameter.last = self.partial, parameter.view(self.partial)
+        fresh, parameter.fresh = parameter.fresh, False
+        return parameter.last[1], fresh
 
-    def arrive(self, slot: ParameterSlot) -> None:
-        """Count one gradient of ``slot``; start the reduction after the last one."""
-        slot.arrived += 1
-        if slot.arrived == self._due(slot):
+    def arrive(self, parameter: ModelParameter) -> None:
+        """Counts one gradient of ``parameter``; starts the reduction after the last one."""
+        parameter.arrived += 1
+        if parameter.arrived == self._due(parameter):
             self.missing -= 1
         if self.missing == 0 and self.flushes_left:
             self.flushes += 1
             self.flushes_left -= 1
-            self.missing = sum(slot.arrived < self._due(slot) for slot in self.slots)
+            self.missing = len(self.late())
             self.complete()
             for _ in range(self.users):
                 self.reshard()
-            self.chain.start(self._reduction(last=self.flushes_left == 0))
+            self.queue.start(self._reduction(last=self.flushes_left == 0))
 
-    def _due(self, slot: ParameterSlot) -> int:
-        return (self.flushes + 1) * self.per_flush * slot.record.uses
+    def late(self) -> list[ModelParameter]:
+        """Returns the parameters of which gradients are still missing."""
+        return [parameter for parameter in self.parameters if parameter.arrived < self._due(parameter)]
+
+    def _due(self, parameter: ModelParameter) -> int:
+        return (self.flushes + 1) * self.per_flush * len(parameter.units)
 
     def _reduction(self, last: bool) -> Steps:
         if self.sharded_grads:
             assert self.partial is not None
             piece, whole = self.partial, self.partial
             self.partial = None
-            for slot in self.slots:
-                if slot.fresh:  # its gradient arrived early, with those of the previous micro-batch
-                    slot.view(whole).zero_()
+            for parameter in self.parameters:
+                if parameter.fresh:  # its gradient arrived early, with those of the previous micro-batch
+                    parameter.view(whole).zero_()
             for level in (self.levels["params"], self.levels["grads"]):
                 if level.size > 1:
                     target = piece.chunk(level.size)[level.index]
@@ -243,7 +231,7 @@ class FlatBucket:
     def publish_update(self) -> None:
         """Start to copy the updated master weights into the parameter shard; ``unshard`` and ``wait_unshard`` wait for it."""
         self.publishing = self._publication()
-        self.chain.start(self.publishing)
+        self.queue.start(self.publishing)
 
     def _publication(self) -> Steps:
         """All-gathers over the levels optimizer and grads."""
@@ -255,25 +243,25 @@ class FlatBucket:
         for i, (level, output, piece) in enumerate(gathers):
             yield level.all_gather(output, piece), i + 1 < len(gathers)
 
-    def owned(self) -> list[Owned]:
-        """The pieces of parameters in this rank's optimizer shard."""
-        records = {slot.record.name: slot.record for slot in self.slots}
+    def optimizer_shards(self) -> list[OptimizerShard]:
+        """Returns the pieces of parameters whose optimizer state this rank has."""
+        records = {parameter.record.name: parameter.record for parameter in self.parameters}
         states = (self.weight, self.exp_avg, self.exp_avg_sq, self.gradient)
         pieces = []
         for piece in self.plan.pieces(self.ranges["optimizer"]):
             record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
             weight, exp_avg, exp_avg_sq, gradient = (state[part] for state in states)
             saves = self.keeps and record.primary
-            pieces.append(Owned(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves))
+            pieces.append(OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves))
         return pieces
 
     @staticmethod
-    def planned_bytes(plan: Bucket, common: Common) -> int:
+    def planned_bytes(plan: Bucket, settings: BucketSettings) -> int:
         """The sum of ``nbytes``, before anything is allocated."""
-        factors, compute, master = common.factors, common.precision.compute.itemsize, common.precision.master.itemsize
-        if not common.trains:
+        factors, compute, master = settings.factors, settings.precision.compute.itemsize, settings.precision.master.itemsize
+        if not settings.trains:
             return plan.numel // factors.params * compute
-        states = 2 * common.precision.moments.itemsize + (0 if common.precision.compute == common.precision.master else master)
+        states = 2 * settings.precision.moments.itemsize + (0 if settings.precision.compute == settings.precision.master else master)
         return plan.numel // factors.params * compute + plan.numel // factors.grads * master + plan.numel // factors.optimizer * states
 
     @property

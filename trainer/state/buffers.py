@@ -1,4 +1,4 @@
-"""Reusable buffers, and chains of collectives that overlap with computation."""
+"""Reusable buffers, and a queue of collectives that overlap with computation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Steps = Iterator[tuple[Pending, bool]]
 """The collectives of one bucket, each started after the one before is complete, with whether another depends on it."""
 
 
-class Chain:
+class CollectiveQueue:
     """Runs the collectives of many buckets in the same order on every rank, as many at once as their order allows."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.comm.collectives import Group
 from trainer.shared.run.schema import ResolvedOptimizerConfig
-from trainer.state.parameters import Owned
+from trainer.state.parameters import OptimizerShard
 
 WIDENED = 1 << 26
 """Elements whose moments are in fp32 at a time, where they are kept in bf16: half a gigabyte."""
@@ -25,7 +25,7 @@ def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
     return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
+def sum_partial(owned: Sequence[OptimizerShard], axes: dict[str, Group]) -> None:
     """Sum gradients that are partial over an axis: one all-reduce per axis for all of them.
 
     ``axes`` are the groups by the names that placements use. All ranks of a group own the same elements.
@@ -39,7 +39,7 @@ def sum_partial(owned: Sequence[Owned], axes: dict[str, Group]) -> None:
                 piece.copy_(total)
 
 
-def squared_norm(owned: Sequence[Owned], device: torch.device) -> Tensor:
+def squared_norm(owned: Sequence[OptimizerShard], device: torch.device) -> Tensor:
     """This rank's part of the squared norm of the gradient: each element of the model is counted by exactly one rank. fp64 scalar."""
     counted = [piece.gradient for piece in owned if piece.saves]
     if not counted:
@@ -50,7 +50,7 @@ def squared_norm(owned: Sequence[Owned], device: torch.device) -> Tensor:
 class AdamW:
     """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, if any."""
 
-    def __init__(self, config: ResolvedOptimizerConfig, tasks: Sequence[Sequence[Owned]], device: torch.device):
+    def __init__(self, config: ResolvedOptimizerConfig, tasks: Sequence[Sequence[OptimizerShard]], device: torch.device):
         """``tasks`` are pieces whose gradients have each a factor of their own."""
         self.config = config
         self.groups = [
@@ -72,7 +72,7 @@ class AdamW:
                 torch._foreach_mul_(gradients, factor)
             self._update(pieces, lr, decay, None if wide else (1 / factor).float(), skip)
 
-    def _update(self, pieces: Sequence[Owned], lr: float, decay: float, scale: Tensor | None, skip: Tensor) -> None:
+    def _update(self, pieces: Sequence[OptimizerShard], lr: float, decay: float, scale: Tensor | None, skip: Tensor) -> None:
         for part in _parts(pieces):
             weights, gradients, *moments = map(list, zip(*part, strict=True))
             averages, squares = ([m.to(w.dtype) for m, w in zip(each, weights)] for each in moments)
@@ -97,7 +97,7 @@ class AdamW:
                 torch._foreach_copy_([*moments[0], *moments[1]], [*averages, *squares])
 
 
-def _parts(pieces: Sequence[Owned]) -> Iterator[list[tuple[Tensor, ...]]]:
+def _parts(pieces: Sequence[OptimizerShard]) -> Iterator[list[tuple[Tensor, ...]]]:
     """The states of all pieces at once; where moments are narrower than weights, and widened for the update, of ``WIDENED`` elements at a
     time."""
     states = [(p.weight, p.gradient, p.exp_avg, p.exp_avg_sq) for p in pieces]

@@ -3,12 +3,11 @@
 A parameter has a *global* name and shape that no layout changes (``blocks.3.attention.qkv.weight``). A rank holds a box of it,
 its *region*. The local tensor may be larger than its region: a vocabulary (``vocabulary_rows``) is padded at
 the end of dimension 0 with rows that stay zero. Data-parallel sharding is not described here: it divides the flattened local
-tensor (``Owned``).
+tensor (``OptimizerShard``).
 
 Its *placement* says which ranks hold other regions and which the same one (``trainer.shared.parallel.placement``). A gradient is partial
 over an axis if every rank of that axis has only one summand of it: a norm's weight under sequence parallelism, a tied embedding on two
-pipeline ranks. Of all ranks that hold the same region, one is *primary*: it counts the parameter in the norm and saves it. *uses* is 2
-where a tied weight is both embedding and head on one rank.
+pipeline ranks. Of all ranks that hold the same region, one is *primary*: it counts the parameter in the norm and saves it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class ParameterRecord:
     placement: Placement = field(default_factory=dict)  # on each axis of the layout that concerns it
     trainable: bool = True  # else frozen: no gradient, no optimizer state, not in the norm, not saved
     primary: bool = True  # of all ranks with this region (replicas on tensor and pipeline), the one that counts it in the norm and saves it
-    uses: int = 1  # times the parameter is used in one forward on this rank: gradients that arrive per micro-batch
 
     def partial(self, axis: str) -> bool:
         """Returns whether gradients are summands, to be added once per step over the ranks of the axis."""
@@ -56,8 +54,23 @@ class ParameterRecord:
         return tuple(stop - start for start, stop in self.region)
 
 
+class ModelParameter:
+    """A parameter of this rank: its record, its tensor, and the ``units`` of the model (embedding, block, head) that compute with it,
+    each of which gives a gradient per micro-batch. Its bucket knows its place, and how many gradients have arrived in this step."""
+
+    def __init__(self, record: ParameterRecord, tensor: nn.Parameter, unit: str):
+        self.record, self.tensor, self.units = record, tensor, [unit]
+        self.place = slice(0)  # in its bucket
+        self.arrived = 0
+        self.fresh = True  # the next gradient overwrites the buffer
+        self.last: tuple[Tensor, Tensor] | None = None  # the buffer of its last gradient, and its view of it
+
+    def view(self, buffer: Tensor) -> Tensor:
+        return buffer[self.place].view(self.record.local_shape)
+
+
 @dataclass(frozen=True)
-class Owned:
+class OptimizerShard:
     """The part of a local tensor whose optimizer state this rank keeps: flattened elements ``offset`` to ``offset + numel``.
 
     ``weight`` is the master copy (fp32, or fp64 in fp64 runs). All are flat views of ``numel`` elements; the first three are read
@@ -120,12 +133,3 @@ def _normal_blocks(name: str, seed: int, start: int, stop: int, total: int) -> I
 def hash_of(*parts: object) -> int:
     """63 bits that depend on the parts and on nothing else (Python's own hash differs between processes)."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
-
-
-@dataclass(frozen=True)
-class Member:
-    """A parameter of a part of the model: its record, its tensor, and the units (embedding, block, head) that use it."""
-
-    record: ParameterRecord
-    parameter: nn.Parameter
-    units: tuple[str, ...]

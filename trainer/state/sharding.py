@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
+from trainer.shared.parallel.placement import Replicate
 from trainer.shared.parallel.shards import Bucket, plan_buckets
-from trainer.state.bucket import Common, FlatBucket, ParameterSlot
-from trainer.state.parameters import Member, Owned
+from trainer.state.bucket import BucketSettings, FlatBucket
+from trainer.state.parameters import ModelParameter, OptimizerShard
 
 
 @lru_cache
@@ -45,11 +46,11 @@ SMALL = 1 << 16
 """Elements of a gradient that waits for others, to be added together with them: those of biases and norms, whose launch takes longer."""
 
 
-class Waiting:
+class PendingGradients:
     """Small gradients that have arrived and are still to be added, all in a few launches."""
 
     def __init__(self) -> None:
-        self.parts: dict[ParameterSlot, tuple[Tensor, bool, Tensor]] = {}  # where to, whether they overwrite it, and the gradient
+        self.parts: dict[ModelParameter, tuple[Tensor, bool, Tensor]] = {}  # where to, whether they overwrite it, and the gradient
 
     def add(self) -> None:
         """Add all that wait."""
@@ -82,35 +83,39 @@ Deferred = list[tuple[Callable[[], None], list[object]]]
 class ShardedState:
     """All buckets of a rank, in backward order."""
 
-    def __init__(self, common: Common, bucket_bytes: int):
-        self.common = common
-        self.capacity = max(1, bucket_bytes // common.precision.master.itemsize)  # approximate elements of a bucket
-        self.plans: list[tuple[Bucket, dict[str, Member], Common]] = []
+    def __init__(self, settings: Mapping[str, BucketSettings], bucket_bytes: int):
+        """``settings`` by the axis over which parameters are replicated: its ranks share their states."""
+        self.settings, (first, *_) = settings, settings.values()
+        self.pool, self.queue = first.pool, first.queue
+        self.capacity = max(1, bucket_bytes // first.precision.master.itemsize)  # approximate elements of a bucket
+        self.plans: list[tuple[Bucket, dict[str, ModelParameter], BucketSettings]] = []
         self.buckets: list[FlatBucket] = []
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
-        self.slots: dict[nn.Parameter, tuple[FlatBucket, ParameterSlot]] = {}
-        self.waiting = Waiting()
+        self.places: dict[nn.Parameter, tuple[FlatBucket, ModelParameter]] = {}
+        self.pending = PendingGradients()
         self.deferred: Deferred | None = None
         self.arriving: Callable[[str, Tensor], object] | None = None  # called with (name, sum so far) for each gradient
         self.counted: Callable[[Tensor], object] | None = None  # tracks the bytes of a tensor that deferred work keeps alive
 
-    def add_model_part(self, members: list[Member]) -> None:
-        """Plan the state of one chunk's parameters, in the order of registration. Call it for the last chunk first."""
-        self._plan([m for m in members if m.record.trainable], self.common)
-        self._plan([m for m in members if not m.record.trainable], self.common.frozen())
+    def add_model_part(self, parameters: Iterable[ModelParameter]) -> None:
+        """Plans the state of one chunk's parameters, in the order of registration. Call it for the last chunk first."""
+        for axis, settings in self.settings.items():
+            alike = [p for p in parameters if p.record.placement[axis] == Replicate()]
+            self._plan([p for p in alike if p.record.trainable], settings)
+            self._plan([p for p in alike if not p.record.trainable], settings.frozen())
 
-    def _plan(self, members: list[Member], common: Common) -> None:
-        runs: list[list[Member]] = []
-        for member in reversed(members):
-            if not runs or (self.common.factors.params > 1 and runs[-1][-1].units[0] != member.units[0]):
+    def _plan(self, parameters: list[ModelParameter], settings: BucketSettings) -> None:
+        runs: list[list[ModelParameter]] = []
+        for parameter in reversed(parameters):
+            if not runs or (settings.factors.params > 1 and runs[-1][-1].units[0] != parameter.units[0]):
                 runs.append([])
-            runs[-1].append(member)
+            runs[-1].append(parameter)
         for run in runs:
-            by_name = {m.record.name: m for m in run}
-            alone = [m.record.name for m in run if m.record.partial("tied")]
-            sizes = [(m.record.name, m.record.local_numel) for m in run]
-            for plan in plan_buckets(sizes, self.capacity, common.factors.optimizer, alone):
-                self.plans.append((plan, by_name, common))
+            by_name = {p.record.name: p for p in run}
+            alone = [p.record.name for p in run if p.record.partial("tied")]
+            sizes = [(p.record.name, p.record.local_numel) for p in run]
+            for plan in plan_buckets(sizes, self.capacity, settings.factors.optimizer, alone):
+                self.plans.append((plan, by_name, settings))
 
     @property
     def trained(self) -> list[FlatBucket]:
@@ -120,22 +125,22 @@ class ShardedState:
     @property
     def planned_bytes(self) -> int:
         """Bytes of all buckets that ``make`` will allocate."""
-        return sum(FlatBucket.planned_bytes(plan, common) for plan, _, common in self.plans)
+        return sum(FlatBucket.planned_bytes(plan, settings) for plan, _, settings in self.plans)
 
     def make(self) -> None:
-        """Allocate what was planned."""
-        for plan, members, common in self.plans:
-            self._add(FlatBucket(plan, members, common, self.waiting.add), members)
+        """Allocates what was planned."""
+        for plan, parameters, settings in self.plans:
+            self._add(FlatBucket(plan, parameters, settings, self.pending.add))
 
-    def _add(self, bucket: FlatBucket, members: dict[str, Member]) -> None:
+    def _add(self, bucket: FlatBucket) -> None:
         self.buckets.append(bucket)
-        for slot in bucket.slots:
-            for unit in members[slot.record.name].units:
+        for parameter in bucket.parameters:
+            for unit in parameter.units:
                 if bucket not in self.units[unit]:
                     self.units[unit].append(bucket)
-            self.slots[slot.parameter] = (bucket, slot)
-            if slot.record.trainable:
-                slot.parameter.register_post_accumulate_grad_hook(self._collect)
+            self.places[parameter.tensor] = (bucket, parameter)
+            if parameter.record.trainable:
+                parameter.tensor.register_post_accumulate_grad_hook(self._collect)
         bucket.users = sum(bucket in buckets for buckets in self.units.values())
 
     # gradients
@@ -161,40 +166,39 @@ class ShardedState:
             self.add(parameter, gradient)
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        bucket, slot, view, fresh = self._place(parameter)
-        self.waiting.parts[slot] = view, fresh, gradient
+        bucket, known, view, fresh = self._place(parameter)
+        self.pending.parts[known] = view, fresh, gradient
         if gradient.numel() > SMALL or self.arriving is not None:
-            self.waiting.add()
-        self._arrived(bucket, slot, view)
+            self.pending.add()
+        self._arrived(bucket, known, view)
 
-    def _place(self, parameter: nn.Parameter) -> tuple[FlatBucket, ParameterSlot, Tensor, bool]:
-        """Where a gradient goes, and whether it overwrites what is there."""
-        bucket, slot = self.slots[parameter]
-        if slot in self.waiting.parts:
-            self.waiting.add()
-        return bucket, slot, *bucket.buffer(slot)
+    def _place(self, parameter: nn.Parameter) -> tuple[FlatBucket, ModelParameter, Tensor, bool]:
+        """Returns where a gradient goes, and whether it overwrites what is there."""
+        bucket, known = self.places[parameter]
+        if known in self.pending.parts:
+            self.pending.add()
+        return bucket, known, *bucket.buffer(known)
 
     def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         self.add_products(parameter, [(left, right)])
 
     def add_products(self, parameter: nn.Parameter, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        bucket, slot = self.slots[parameter]
         for left, right in pairs:
-            _, _, view, fresh = self._place(parameter)
+            bucket, known, view, fresh = self._place(parameter)
             _add_product(view.view(-1, right.shape[-1]), fresh, left, right)
-        self._arrived(bucket, slot, view)
+        self._arrived(bucket, known, view)
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
-        bucket, slot, view, fresh = self._place(parameter)
+        bucket, known, view, fresh = self._place(parameter)
         if fresh:
             view.zero_()
         view.index_add_(0, rows, gradient.to(view.dtype))
-        self._arrived(bucket, slot, view)
+        self._arrived(bucket, known, view)
 
-    def _arrived(self, bucket: FlatBucket, slot: ParameterSlot, gradient: Tensor) -> None:
+    def _arrived(self, bucket: FlatBucket, parameter: ModelParameter, gradient: Tensor) -> None:
         if self.arriving is not None:
-            self.arriving(slot.record.name, gradient)
-        bucket.arrive(slot)
+            self.arriving(parameter.record.name, gradient)
+        bucket.arrive(parameter)
 
     @contextlib.contextmanager
     def deferring(self) -> Iterator[Deferred]:
@@ -216,8 +220,7 @@ class ShardedState:
         """Wait until every gradient shard is the sum over the data axis. ``RuntimeError`` if some gradient never came."""
         for bucket in self.trained:
             if bucket.flushes_left:
-                late = next(slot.record.name for slot in bucket.slots if slot.arrived < bucket._due(slot))
-                raise RuntimeError(f"no gradient arrived for {late}")
+                raise RuntimeError(f"no gradient arrived for {bucket.late()[0].record.name}")
         self.settle()
 
     def publish_updates(self) -> None:
@@ -228,15 +231,15 @@ class ShardedState:
 
     def settle(self) -> None:
         """Wait until no collective is active."""
-        self.common.chain.finish()
+        self.queue.finish()
 
-    def owned(self) -> list[Owned]:
-        return [piece for bucket in self.buckets for piece in bucket.owned()]
+    def optimizer_shards(self) -> list[OptimizerShard]:
+        return [shard for bucket in self.buckets for shard in bucket.optimizer_shards()]
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Bytes of all buffers, by part, including those of the pool."""
-        total = {"weights": 0, "gradients": 0, "optimizer": 0} | self.common.pool.nbytes
+        total = {"weights": 0, "gradients": 0, "optimizer": 0} | self.pool.nbytes
         for bucket in self.buckets:
             for part, n in bucket.nbytes.items():
                 total[part] += n

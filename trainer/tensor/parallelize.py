@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpe
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import LowRankLinear, Prompts
 from trainer.shared.parallel.placement import Partial, counts, local_part, resolved
-from trainer.state.parameters import Member, ParameterRecord
+from trainer.state.parameters import ModelParameter, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.eight_bits import EightBitProduct
@@ -48,11 +47,11 @@ class Parallelizer:
     added: frozenset[str] | None = None
     eight_bits: EightBitProduct | None = None  # of the blocks' matrices
     fused: FusedProducts | None = None  # likewise
-    members: dict[nn.Parameter, Member] = field(default_factory=dict)  # by the plain model's parameter
+    made: dict[nn.Parameter, ModelParameter] = field(default_factory=dict)  # by the plain model's parameter
 
-    def apply(self, model: Transformer) -> list[Member]:
+    def apply(self, model: Transformer) -> list[ModelParameter]:
         """Replace the layers of ``model`` by their parallel forms; its parameters in order of registration."""
-        self.members = {}
+        self.made = {}
         for unit, root in model.units():
             for path, part in list(root.named_modules(prefix=unit)):
                 if isinstance(part, ParameterModule):
@@ -63,10 +62,10 @@ class Parallelizer:
                     part.index = self.region.group.index
                 elif type(part) is Dropout and part.p:
                     _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
-        return list(self.members.values())
+        return list(self.made.values())
 
     def _replace(self, model: Transformer, path: str, part: ParameterModule, unit: str) -> None:
-        made = {key: self._member(f"{path}.{key}", plain, part.specs[key], unit) for key, plain in part.named_parameters(recurse=False)}
+        made = {key: self._parameter(f"{path}.{key}", plain, part.specs[key], unit) for key, plain in part.named_parameters(recurse=False)}
         if isinstance(part, TokenEmbedding):
             _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
         elif isinstance(part, PositionEmbedding):
@@ -95,18 +94,15 @@ class Parallelizer:
         mask = MatrixInputMask(part.dropout, f"{path}.lora", self.noise, self.region, part.cuts_inputs) if part.dropout else None
         return LowRank(made["lora_a"], made["lora_b"], part.scale, mask)
 
-    def _member(self, name: str, plain: nn.Parameter, spec: ParameterSpec, unit: str) -> nn.Parameter:
+    def _parameter(self, name: str, plain: nn.Parameter, spec: ParameterSpec, unit: str) -> nn.Parameter:
         """Returns this rank's part of a plain parameter. A tied weight that is embedding and head here is one parameter, used twice."""
-        known = self.members.get(plain)
-        if known is None:
+        if plain in self.made:
+            self.made[plain].units.append(unit)
+        else:
             record = self._record(name, tuple(plain.shape), spec)
             empty = torch.empty(0, dtype=self.dtype, device=self.device)
-            member = Member(record, nn.Parameter(empty, requires_grad=record.trainable), (unit,))
-        else:
-            record = dataclasses.replace(known.record, uses=known.record.uses + 1)
-            member = dataclasses.replace(known, record=record, units=(*known.units, unit))
-        self.members[plain] = member
-        return member.parameter
+            self.made[plain] = ModelParameter(record, nn.Parameter(empty, requires_grad=record.trainable), unit)
+        return self.made[plain].tensor
 
     def _record(self, name: str, shape: tuple[int, ...], spec: ParameterSpec) -> ParameterRecord:
         at, degrees = ({axis: getattr(group, key) for axis, group in self.axes.items()} for key in ("index", "size"))

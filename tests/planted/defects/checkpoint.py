@@ -32,8 +32,8 @@ DEFECTS = [
     Defect(
         "only one rank's pieces are saved where all save",
         "trainer/state/bucket.py",
-        "self.keeps = common.data_index < common.factors.optimizer",
-        "self.keeps = common.data_index == 0",
+        "self.keeps = settings.data_index < settings.factors.optimizer",
+        "self.keeps = settings.data_index == 0",
         RESUME,
     ),
     Defect(
