@@ -30,7 +30,6 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
-from trainer.engine import Engine
 from trainer.models.attention import Alibi, AttentionCore, slopes
 from trainer.models.transformer import Transformer
 from trainer.pipeline.compile import compile_blocks
@@ -41,6 +40,7 @@ from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig, TrainC
 from trainer.state.bucket import FlatBucket
 from trainer.state.parameters import ModelParameter
 from trainer.state.sharding import ShardedState
+from trainer.step import Engine
 from trainer.tensor import cross_entropy
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import Noise, ShardedAttentionDropout
@@ -175,8 +175,8 @@ def of_a_block(model: dict[str, Any]) -> list[Row]:
     for layers in (1, 2):
         config = configured(SMALL | model | {"layers": layers})
         engine = engine_of(config)
-        batch = engine.batch_of(engine.dataset, 0)
-        for compute in (plain_parts(config)[1], lambda: engine._gradients(batch)):  # noqa: B023  it is called here
+        batch = engine.batches.read(0)
+        for compute in (plain_parts(config)[1], lambda: engine.gradients(batch)):  # noqa: B023  it is called here
             with Seen() as one:
                 compute()
             seen.append(one)
@@ -242,9 +242,9 @@ def of_start() -> list[Row]:
 
 def drawn(engine: Engine, replica: int) -> Iterator[int]:
     """How many numbers this replica of a sharded state draws, call by call."""
-    settings = replace(engine.state.settings["data"], factors=Factors(1, 1, REPLICAS, REPLICAS), data_index=replica)
+    settings = replace(engine.rank.state.settings["data"], factors=Factors(1, 1, REPLICAS, REPLICAS), data_index=replica)
     state = ShardedState({"data": settings}, 25 << 20)
-    found = {p.record.name: p for _, parameters, _ in engine.state.plans for p in parameters.values()}
+    found = {p.record.name: p for _, parameters, _ in engine.rank.state.plans for p in parameters.values()}
     state.add_model_part([ModelParameter(p.record, torch.nn.Parameter(torch.empty(0)), p.units[0]) for p in found.values()])
     state.make()
     numbers, randn = [], torch.randn
@@ -280,7 +280,7 @@ def plain_compiled(config: ResolvedTrainConfig) -> Callable[[], Any]:
 
 def ours_compiled(config: ResolvedTrainConfig) -> Callable[[], Any]:
     engine = engine_of(config)
-    return partial(engine._gradients, engine.batch_of(engine.dataset, 0))
+    return partial(engine.gradients, engine.batches.read(0))
 
 
 def kernels_of(compute: Callable[[], Any]) -> int:

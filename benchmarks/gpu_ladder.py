@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from trainer import testing  # noqa: E402
+from tests import farm as farms  # noqa: E402
 
 SMALL: dict[str, Any] = {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1024, "seq": 256}
 MODELS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ CLOSE = {"fp32": 1e-3, "bf16": 3e-2}
 class Check:
     """A machine, and what was found on it."""
 
-    farm: testing.Farm
+    farm: farms.Farm
     device: str
     gpus: int
     steps: int
@@ -195,9 +195,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10, help="measured steps of a rung")
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of steps.csv and report.txt")
     arguments = parser.parse_args()
-    testing.PATIENCE_S = 600.0
+    farms.PATIENCE_S = 600.0
     with tempfile.TemporaryDirectory() as folder:
-        farm = testing.Farm(Path(folder))
+        farm = farms.Farm(Path(folder))
         try:
             check = begun(farm, arguments)
             for part in arguments.parts:
@@ -211,7 +211,7 @@ def main() -> int:
     return 1 if check.failed else 0
 
 
-def begun(farm: testing.Farm, arguments: argparse.Namespace) -> Check:
+def begun(farm: farms.Farm, arguments: argparse.Namespace) -> Check:
     """Of what machine. The parent never touches CUDA: its children are forked."""
     if arguments.device == "cpu":
         return Check(farm, "cpu", 2, arguments.steps, None, [], arguments.rungs)

@@ -127,7 +127,7 @@ def own() -> float:
     engines = [
         engine_of(configured(shape | {"layers": layers}, global_batch=1, device=kind), str(_on.device)) for layers in (2, 2 + LAYERS)
     ]
-    small, large = (_median(partial(each._gradients, each.batch_of(each.dataset, 0))) for each in engines)
+    small, large = (_median(partial(each.gradients, each.batches.read(0))) for each in engines)
     return (large - small) / LAYERS
 
 

@@ -284,8 +284,8 @@ def run_config(order: dict[str, Any]) -> Any:
 def ours(order: dict[str, Any]) -> Callable[[int], Any]:
     from trainer.comm.collectives import World
     from trainer.data import open_dataset
-    from trainer.engine import Engine
     from trainer.launch.rank_env import discover
+    from trainer.step import Engine
 
     config, place = run_config(order), discover(os.environ)
     world = World(place.rank, place.world_size, device_of(order), place.address, place.port, 300.0)

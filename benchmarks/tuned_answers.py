@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.farm import Farm
 from trainer.data.prepare import prepare
 from trainer.shared.corpora.questions import questions
 from trainer.shared.run.schema import DataConfig
-from trainer.testing import Farm
 
 FORMS = {"short": "{}", "whole": "it is {}"}
 TEMPLATES = {"tuned": "{context}\n# {question} {answer}", "base": "{form}\n{context}\n# {question} {answer}"}

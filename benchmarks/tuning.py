@@ -15,11 +15,11 @@ import torch
 
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
-from trainer.engine import Engine
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import METHODS, TrainConfig
 from trainer.shared.run.tuning import text_model
+from trainer.step import Engine
 
 RUN: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "seq": 256},

@@ -19,7 +19,7 @@ from tests.clusters import shared
 from tests.clusters.kubernetes.control_plane import CURRENT
 from tests.clusters.kubernetes.fixture import control, forgetful, kubernetes, namespace, played_nodes, quiet, real_node
 from tests.clusters.slurm.fixture import idle, slurm, whole
-from trainer.testing import Farm
+from tests.farm import Farm
 
 # Here and nowhere below: every place that imports them would start clusters of its own.
 __all__ = ["control", "forgetful", "idle", "kubernetes", "namespace", "played_nodes", "quiet", "real_node", "slurm", "whole"]

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from trainer.build import build_rank
 from trainer.checkpoint.tuned import fill, open_reader, tune_of
 from trainer.comm.collectives import World
 from trainer.data.dataset import HeldOut, HeldOutExamples, open_held_out
-from trainer.engine import Engine
 from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
@@ -76,17 +76,17 @@ class Evaluation:
         self.config, self.world, self.text = config, world, text
         self.found = newest(Path(config.run.checkpoint.dir or "."))
         positions = max(config.model.seq, checkpoint_facts(self.found.path)[1]["model"]["seq"])
-        self.engine = Engine(config, world, text, positions=positions)
+        self.rank = build_rank(config, world, positions)
         self.manifest: dict[str, Any] = world.group.together(self._load, (ConfigError, CheckpointError))
-        self.engine.state.publish_updates()
-        self.validation = Validation(self.engine, text)
+        self.rank.state.publish_updates()
+        self.validation = Validation(self.rank, text)
 
     def _load(self) -> dict[str, Any]:
         """Read this rank's weights."""
         try:
             manifest = read_manifest(self.found)
             check_model_of(self.found.path, manifest["model"], self.config.model, "leave it out")
-            fill(open_reader(self.found, manifest, merge=False), self.engine.held)
+            fill(open_reader(self.found, manifest, merge=False), self.rank.shards)
         except CheckpointError as error:
             raise ConfigError(f"{error}; give another checkpoint") from None
         return manifest

@@ -24,11 +24,11 @@ from trainer.checkpoint.tuned import read_base
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.data.dataset import open_held_out
-from trainer.engine import Engine, QueuedStep, StepResult
 from trainer.launch.failure import NonFinite, record_failure
 from trainer.launch.rank_env import RankEnv, device_index, prepare_repeatable
 from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
+from trainer.pipeline.recompute import recomputed_of
 from trainer.shared.records.environment import environment
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.resume import base_identity, positions, section
@@ -40,6 +40,7 @@ from trainer.shared.run.files import finite
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import ResolvedTrainConfig
 from trainer.shared.run.tuning import text_model
+from trainer.step import Engine, QueuedStep, StepResult
 from trainer.validation import Validation, whole_batches
 
 MEASURED_EVERY = 10
@@ -66,7 +67,7 @@ def train(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, fi
     check_same(dataset.name, world)
     longest: int = world.group.gather_objects(positions(config, saved_in(config, out)))[0]
     run = TrainingRun(config, Engine(config, world, dataset, draws=False, positions=longest), out, attempt, stop_flag, finish)
-    run.held_out = None if held_out is None else Validation(run.engine, held_out)
+    run.held_out = None if held_out is None else Validation(run.rank, held_out)
     status = run.run()
     world.close()  # after a failure the exit closes it: peers look for the reason as soon as they lose this rank
     return status
@@ -154,13 +155,13 @@ class TrainingRun:
     def __init__(self, config: ResolvedTrainConfig, engine: Engine, out: Path, attempt: int, stop_flag: StopFlag, finish: Finish):
         self.config, self.engine, self.out, self.attempt, self.stop_flag = config, engine, out, attempt, stop_flag
         self.finish = finish
-        self.world = engine.groups.world
+        self.rank, self.world = engine.rank, engine.rank.groups.world
         self.leads = self.world.index == 0
         settings, root = config.run.checkpoint, saved_in(config, out)
         self.checkpoints = None
         if root is not None:
-            order = DataOrder(config.run.seed, engine.dataset.name, config.run.global_batch, config.model.seq)
-            run, model = identity(config, out), replace(config.model, seq=engine.positions)
+            order = DataOrder(config.run.seed, engine.batches.dataset.name, config.run.global_batch, config.model.seq)
+            run, model = identity(config, out), replace(config.model, seq=self.rank.positions)
             tune = section(config.tune, base_identity(config.tune, config.run.seed))
             self.checkpoints = Checkpoints(settings, root, self.world, model, order, run, attempt, config.run.timeout_s, tune)
         self.history = History()
@@ -179,14 +180,14 @@ class TrainingRun:
             if (step + 1) % GARBAGE_STEPS == 0:
                 gc.collect()
             measured = self._is_measured(step, drawn)
-            self.engine.clock.marking = measured
+            self.rank.clock.marking = measured
             unread.append((step, self.engine.queue(step, stop=self.stop_flag.set, watch=step == first)))
             late = self.engine.reads_late and not (measured or self._needs_outcome(step + 1))
             while len(unread) > late:
                 if self._read(*unread.popleft()) and step + 1 < run.steps:
                     status, late = Status.STOPPED, False
             if run.timeline and step == drawn:
-                write_timeline(self.out, step + 1, self.engine, clock_offset)
+                write_timeline(self.out, step + 1, self.rank, clock_offset)
             if self._checkpoint_is_due(step + 1, status):
                 self._save(step + 1)
             if status is Status.STOPPED:
@@ -204,7 +205,7 @@ class TrainingRun:
     def _is_measured(self, step: int, drawn: int) -> bool:
         """Whether a step's parts are measured: all on a CPU, where that costs nothing; some on a GPU, each read before the next one is
         queued."""
-        return not self.engine.clock.on_device or step == drawn or step % MEASURED_EVERY == 0
+        return not self.rank.clock.on_device or step == drawn or step % MEASURED_EVERY == 0
 
     def _needs_outcome(self, steps: int) -> bool:
         """Whether what follows after so many steps needs the last one's outcome."""
@@ -225,7 +226,7 @@ class TrainingRun:
         partial = self.config.tune.method != "full"
         if partial:
             self._begin()
-        resumed = self.checkpoints.resume(self.engine.owned) if self.checkpoints is not None and resumes else None
+        resumed = self.checkpoints.resume(self.engine.trained) if self.checkpoints is not None and resumes else None
         if resumed is None:
             if not partial:
                 self._begin()
@@ -236,13 +237,12 @@ class TrainingRun:
     def _begin(self) -> None:
         """Weights that are drawn, and those of a base."""
         base = self.config.tune.base
-        self.engine.draw_weights()
-        self.engine.state.settle()  # what follows writes where gathers read
+        self.rank.draw_weights()
+        self.rank.state.settle()  # what follows writes where gathers read
         if base is not None:
-            of_base = [piece for piece in self.engine.held if piece.record.name not in self.engine.added]
-            self.world.together(lambda: read_base(Path(base), self.config.model, of_base), (ConfigError,))
-            self.engine.state.publish_updates()
-            self.engine.state.settle()
+            self.world.together(lambda: read_base(Path(base), self.config.model, self.rank.base_shards), (ConfigError,))
+            self.rank.state.publish_updates()
+            self.rank.state.settle()
 
     def _checkpoint_is_due(self, steps: int, status: Status) -> bool:
         every = self.config.run.checkpoint.every
@@ -250,14 +250,14 @@ class TrainingRun:
 
     def _save(self, steps: int) -> None:
         assert self.checkpoints is not None
-        self.checkpoints.save(steps, self.engine.owned, self.engine.extra())
+        self.checkpoints.save(steps, self.engine.trained, self.engine.extra())
 
     def _record(self, step: int, result: StepResult, measured: bool) -> None:
         history, seconds = self.history, result.seconds
         history.losses.append(result.loss)
         history.grad_norms.append(result.grad_norm)
         history.step_times_s.append(seconds)
-        history.splits.append(self.engine.recorder.split() if measured else None)
+        history.splits.append(self.rank.recorder.split() if measured else None)
         validated = self._validated(step + 1)
         if not self.leads:
             return
@@ -268,7 +268,7 @@ class TrainingRun:
             "grad_norm": result.grad_norm,
             "lr": result.lr,
             "step_time_s": seconds,
-            "tokens_per_s": self.engine.tokens_per_step / seconds,
+            "tokens_per_s": self.engine.batches.tokens / seconds,
             "time": time.time(),
             **validated,
         }
@@ -290,7 +290,7 @@ class TrainingRun:
 
     def _write_result(self, status: Status) -> None:
         """``result.json``, from what all ranks measured."""
-        self.engine.state.settle()
+        self.rank.state.settle()
         ranks = self.world.gather_objects(self._own_measurements())
         if not self.leads:
             return
@@ -300,7 +300,7 @@ class TrainingRun:
         series = {"losses": history.losses, "grad_norms": history.grad_norms, "step_times_s": history.step_times_s}
         fullest = max(ranks, key=lambda r: sum(r["memory"].values()))  # parts of one rank add up; the largest of each part would not
         result = {
-            **result_of(config, status, self.attempt, series, times, self.world.size, self.engine.recomputed_flops()),
+            **result_of(config, status, self.attempt, series, times, self.world.size, recomputed_of(config)),
             "step_split_s": mean_split([r["split"] for r in ranks]),
             "peak_memory_bytes": max(r["peak"] for r in ranks),
             "memory": fullest["memory"],
@@ -318,14 +318,14 @@ class TrainingRun:
         splits = self.history.splits
         measured = [s for s in splits[self.config.run.warmup_steps :] if s] or [s for s in splits if s]
         split = mean_split(measured) if measured else {}
-        memory = self.engine.memory()
-        ledger = self.engine.world.ledger
+        memory = self.rank.memory()
+        ledger = self.rank.world.ledger
         return {
             "split": split,
             "worked_s": sum(s for part, s in split.items() if part != "communication"),
             "memory": memory,
-            "stage": self.engine.groups.at["pipeline"],
-            "peak": self.engine.peak_memory(),
+            "stage": self.rank.groups.at["pipeline"],
+            "peak": self.rank.peak_memory(),
             "host": socket.gethostname(),
             "communication": {
                 f"{operation} over {group}": {

@@ -25,7 +25,6 @@ from torch import Tensor
 from trainer.comm.clock import Clock
 from trainer.comm.collectives import Group, Pending, World
 from trainer.data.dataset import Synthetic
-from trainer.engine import Engine
 from trainer.generate.generate import PromptRequest, generate
 from trainer.generate.measure import draw
 from trainer.generate.session import Session
@@ -35,6 +34,7 @@ from trainer.shared.records.outcome import Status
 from trainer.shared.records.trial_files import METRICS, RESULT, write_outcome
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import LayoutConfig, ModelConfig, TrainConfig
+from trainer.step import Engine
 
 Figures = dict[str, Any]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}

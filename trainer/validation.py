@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from trainer.batches import AskedBatch, BatchReader
+from trainer.build import Rank
 from trainer.data.dataset import HeldOut, HeldOutExamples
-from trainer.engine import AskedBatch, Engine
 from trainer.measure.meter import Recorder
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.shared.run.errors import ConfigError
@@ -52,35 +53,36 @@ def whole_batches(config: ResolvedTrainConfig, text: HeldOut | HeldOutExamples) 
 
 
 class Validation:
-    """Reads ``text`` in batches of the engine's size, in the order of the text. Nothing of a training changes by it."""
+    """Reads ``text`` in batches of the run's size, in the order of the text. Nothing of a training changes by it."""
 
-    def __init__(self, engine: Engine, text: HeldOut | HeldOutExamples):
-        self.engine, self.text, self.asks = engine, text, isinstance(text, HeldOutExamples)
-        self.pipeline = ForwardPipeline.of(engine.pipeline, Recorder(engine.clock, engine.world.ledger))
-        self.bytes_of = torch.from_numpy(text.token_bytes()).to(engine.device)
+    def __init__(self, rank: Rank, text: HeldOut | HeldOutExamples):
+        self.rank, self.text, self.asks = rank, text, isinstance(text, HeldOutExamples)
+        self.batches = BatchReader(rank, text)
+        self.pipeline = ForwardPipeline.of(rank.pipeline, Recorder(rank.clock, rank.world.ledger))
+        self.bytes_of = torch.from_numpy(text.token_bytes()).to(rank.device)
 
     def first(self, batches: int) -> Sums:
         """Of the first ``batches`` batches, or all."""
-        there = whole_batches(self.engine.config, self.text)
+        there = whole_batches(self.rank.config, self.text)
         return sum((self.batch(number) for number in range(min(batches, there))), Sums())
 
     def batch(self, number: int) -> Sums:
         """Of one batch, over all ranks. Collective."""
-        engine = self.engine
+        rank, global_batch = self.rank, self.rank.config.run.global_batch
         for chunk in self.pipeline.chunks:
             chunk.model.eval()
-        batch = replace(engine.batch_of(self.text, number * engine.config.run.global_batch), weight=1.0)
+        batch = replace(self.batches.read(number * global_batch), weight=1.0)
         if self.asks:
             batch = AskedBatch(**vars(batch))
         losses = self.pipeline.losses_of(batch)
         for chunk in self.pipeline.chunks:
             chunk.model.train()
-        own: Tensor = torch.zeros(4, dtype=torch.float64, device=engine.device)
-        if losses and engine.groups.tensor.index == 0 and batch.rows is not None:
+        own: Tensor = torch.zeros(4, dtype=torch.float64, device=rank.device)
+        if losses and rank.groups.tensor.index == 0 and batch.rows is not None:
             found = torch.stack(losses).double().view(len(losses), -1).sum(0)
             own[0], own[3] = found[0], found[1] if self.asks else 0
             targets = batch.rows[:, 1:]
             own[1], own[2] = self.bytes_of[targets[targets >= 0]].sum(), batch.targets
-        engine.world.group.all_reduce(own).wait()
+        rank.world.group.all_reduce(own).wait()
         nats, size, targets_there, exact = own.tolist()
-        return Sums(nats, int(targets_there), int(size), engine.config.run.global_batch, int(exact))
+        return Sums(nats, int(targets_there), int(size), global_batch, int(exact))

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from trainer.__main__ import main as train
-from trainer.engine import Engine, QueuedStep
+from trainer.step import Engine, QueuedStep
 
 PAUSE_S, LONG_PAUSE_S, LONG_FROM = 0.5, 5.0, 60
 """The long pause is shorter than the notice that Slurm gives of a preemption."""

@@ -23,10 +23,10 @@ from launcher.trials.store import Record, Store
 from tests.backends.slurm_support import Running, interpreter, run, squeue, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
+from tests.farm import Farm
 from tests.sweep.support import until
 from trainer.shared.records.outcome import Status
 from trainer.shared.run.files import read_json
-from trainer.testing import Farm
 
 SLOW: dict[str, Any] = {"exclusive": True, "health_check": False}
 STEPS = 120

@@ -17,7 +17,7 @@ from trainer.launch.rank_env import RankEnv
 
 def killed_in_step(env: RankEnv, out: Path, config: dict[str, Any], step: int, wait_for: str) -> None:
     """Train until step number ``step`` (from 0), wait until a checkpoint is there, then die without a word."""
-    from trainer.engine import Engine
+    from trainer.step import Engine
 
     original = Engine.queue
 
@@ -62,7 +62,7 @@ def killed_while_writing(env: RankEnv, out: Path, config: dict[str, Any], step: 
 
 def stopped_in_step(env: RankEnv, out: Path, config: dict[str, Any], step: int) -> None:
     """Train; in step number ``step`` the last rank gets the signal by which a scheduler wants its nodes back."""
-    from trainer.engine import Engine
+    from trainer.step import Engine
 
     original = Engine.queue
 

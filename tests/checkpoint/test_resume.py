@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.testing import Farm, Finished
+from tests.farm import Farm, Finished
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `doomed`
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoint.worlds import World, assert_holds, global_state, owned_by
+from tests.farm import Farm
 from tests.small_runs import small
 from trainer.checkpoint import CheckpointError, Checkpoints, DataOrder
 from trainer.checkpoint.folder import Folder
@@ -19,7 +20,6 @@ from trainer.shared.parallel.shards import Factors
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import CheckpointConfig, ModelConfig
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ import pytest
 from launcher.config.schema import ClusterConfig
 from launcher.cost import predict
 from tests.cost.machines import HARDWARE
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import RECOMPUTE, TrainConfig
-from trainer.testing import Farm
 
 RUNS = 45  # of the first 200 one misses: 84, interleaved with dropout behind an embedding norm, activations 4 % low
 TOLERANCE = 0.03

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.farm import Farm
 from tests.small_runs import small
 from trainer.data import open_dataset
 from trainer.data.prepare import prepare
@@ -17,7 +18,6 @@ from trainer.shared.corpora import index as corpus_files
 from trainer.shared.corpora.index import SAMPLE_BLOCKS, TOKENS, sample_digest
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import DataConfig, ModelConfig
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.convert.test_logits import SMALL, checkpoint, ours
 from tests.convert.test_text_borders import tokenizer
+from tests.farm import Farm
 from trainer.convert import export_weights
 from trainer.data.prepare import prepare
 from trainer.data.text import TextTokens
@@ -24,7 +25,6 @@ from trainer.shared.run.command_lines import ScoreCommand
 from trainer.shared.run.rules import resolve, resolve_model
 from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig, TrainConfig
 from trainer.shared.run.stages import BUILTIN_TASKS
-from trainer.testing import Farm
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 pytest.importorskip("lm_eval", reason="tasks are not evaluated: pip install -e '.[eval]'")

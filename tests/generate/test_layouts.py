@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.convert.test_logits import MODELS, checkpoint, ours
+from tests.farm import Farm
 from trainer.convert import export_weights
 from trainer.generate.generate import PromptRequest, generate
 from trainer.generate.ranks import world_of
@@ -19,7 +20,6 @@ from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.run.rules import resolve, resolve_model
 from trainer.shared.run.schema import DataConfig, LayoutConfig, RunConfig, TrainConfig
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

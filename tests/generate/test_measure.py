@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.farm import Farm, Finished
 from trainer.generate.cache import COLUMNS
 from trainer.shared.records.trial_files import PERCENTILES, read_steps
-from trainer.testing import Farm, Finished
 
 STEPS, WARMUP, OUTPUT = 4, 1, 6
 

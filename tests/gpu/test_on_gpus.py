@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.state.sharding import sums_wide
 from trainer.tensor.eight_bits import OLDEST
-from trainer.testing import Farm
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no GPU here")]
 

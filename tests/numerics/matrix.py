@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tests.farm import Farm, Finished, free_port
 from tests.small_runs import ranks
 from trainer.data.prepare import prepare
 from trainer.launch.rank_env import RankEnv
@@ -35,11 +36,10 @@ from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import RECOMPUTE, TARGETS, DataConfig, ResolvedTrainConfig, TrainConfig
 from trainer.shared.run.tuning import text_model
-from trainer.testing import Farm, Finished, free_port
 
 if TYPE_CHECKING:
+    from tests.whole_parameters import Saved
     from trainer.comm.collectives import World
-    from trainer.engine import Saved
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 MOST_RANKS = 8
@@ -288,18 +288,19 @@ def trained(env: RankEnv, out: str | Path, configs: list[dict[str, Any]]) -> Non
 
 def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor, torch.Tensor, list[Saved]], int]:
     """Losses and norms of all steps, and parts of parameters."""
+    from tests.whole_parameters import parts
     from trainer.data import open_dataset
-    from trainer.engine import Engine, parts
+    from trainer.step import Engine
 
     dataset = open_dataset(run.data, text_model(run.model, run.tune), run.run.seed)
     engine = Engine(run, world, dataset)
-    frozen = [piece.weight.clone() for piece in engine.held if not piece.record.trainable]
+    frozen = [piece.weight.clone() for piece in engine.rank.shards if not piece.record.trainable]
     results = [engine.step(step) for step in range(run.run.steps)]
-    still = [piece.weight for piece in engine.held if not piece.record.trainable]
+    still = [piece.weight for piece in engine.rank.shards if not piece.record.trainable]
     assert all(map(torch.equal, frozen, still)), "what is frozen has changed"
     losses = torch.tensor([r.loss for r in results], dtype=torch.float64)
-    found = losses, torch.tensor([r.grad_norm for r in results], dtype=torch.float64), parts(engine)
-    return found, engine.groups.world.gather_objects(free_port())[0]  # nobody leaves a world that another one still uses
+    found = losses, torch.tensor([r.grad_norm for r in results], dtype=torch.float64), parts(engine.rank)
+    return found, engine.rank.groups.world.gather_objects(free_port())[0]  # nobody leaves a world that another one still uses
 
 
 def train_all(farm: Farm, ranks: int, configs: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
@@ -392,7 +393,7 @@ class Matrix:
 
 def _whole(done: Finished, number: int) -> dict[str, torch.Tensor]:
     """What all ranks left of a case. The loss and the norm are the same on each."""
-    from trainer.engine import joined
+    from tests.whole_parameters import joined
 
     ranks = [torch.load(done.directory / f"{number}.{rank}.pt") for rank in done.codes]
     losses, norms, _ = ranks[0]

@@ -23,14 +23,14 @@ def planted(env: RankEnv, out: Path, config: dict[str, Any], rank: int, where: s
 
 
 def _weight() -> None:
-    from trainer.engine import Engine
+    from trainer.step import Engine
 
     original = Engine.queue
 
     def step(self: Engine, number: int, *args: Any, **kwargs: Any) -> Any:
         if number == 1:
-            self.state.settle()
-            self.owned[0].weight[0] = torch.nan
+            self.rank.state.settle()
+            self.trained[0].weight[0] = torch.nan
         return original(self, number, *args, **kwargs)
 
     Engine.queue = step  # type: ignore[method-assign]

@@ -7,10 +7,10 @@ import torch
 from tests.small_runs import small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
-from trainer.engine import Engine, StepResult
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
+from trainer.step import Engine, StepResult
 
 
 def trained(clip: float) -> list[StepResult]:

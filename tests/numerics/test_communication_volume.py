@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.farm import Farm, Finished
 from tests.small_runs import ranks, small
-from trainer.testing import Farm, Finished
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from numerics.matrix import LEVELS, STEPS, TASKS, Case, Matrix, by_ranks, designed, draw, traits
 
+from tests.farm import Farm
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.schema import METHODS, RECOMPUTE, SCHEDULES
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.farm import Farm, Finished
 from tests.numerics.planted import planted as planted_ranks
 from tests.small_runs import ranks, small
-from trainer.testing import Farm, Finished
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.small_runs import small
+from tests.whole_parameters import parameters
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
-from trainer.engine import Engine, parameters
 from trainer.models.layers import ParameterModule
 from trainer.models.transformer import Transformer
 from trainer.shared.run.read import from_dict
@@ -20,6 +20,7 @@ from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
 from trainer.state.optimizer import learning_rate
 from trainer.state.parameters import ParameterRecord, initial_value
+from trainer.step import Engine
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +93,7 @@ def test_the_runtime_trains_what_plain_torch_trains(model: dict[str, Any]) -> No
     assert [r.loss for r in results] == pytest.approx(losses, rel=1e-12)
     assert [r.grad_norm for r in results] == pytest.approx(norms, rel=1e-12)
     assert max(norms) > 0.5, "clipping was never put to the test"
-    found = parameters(engine)
+    found = parameters(engine.rank)
     assert found.keys() == weights.keys()
     for name, expected in weights.items():
         torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-10 * float(expected.abs().max()))

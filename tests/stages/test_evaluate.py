@@ -15,6 +15,7 @@ from small_runs import ranks, small
 from tokenizers import Tokenizer
 
 from launcher.cli.evaluate import sentence
+from tests.farm import Farm
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
 from trainer.data.prepare import prepare
@@ -25,7 +26,6 @@ from trainer.shared.records.manifest import FoundCheckpoint, read_manifest
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import DataConfig, ModelConfig
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

@@ -23,11 +23,11 @@ from launcher.tracking import copier, database, unmirrored
 from launcher.tracking import process as tracking
 from launcher.tracking.process import MlflowMirror
 from launcher.trials.lock import Locks
+from tests.farm import free_port
 from tests.results.trial_files import SweepOnDisk, demo_sweep, point, tracked_at
 from tests.tracking.fixtures import at_work
 from tests.tracking.mirrored import children, history, runs
 from trainer.shared.records.outcome import Status
-from trainer.testing import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 COPIER = [sys.executable, "-m", "launcher.tracking.copier", "--dir"]

@@ -23,6 +23,7 @@ from launcher.tracking.database import experiment_id, open_client
 from launcher.tracking.mirror import PARENT, MlflowSweep
 from launcher.tracking.server import LocalServer
 from launcher.trials.store import Record
+from tests.farm import free_port
 from tests.results.trial_files import (
     SweepOnDisk,
     config,
@@ -41,7 +42,6 @@ from trainer.shared.records.outcome import Status
 from trainer.shared.records.trial_files import read_steps
 from trainer.shared.run.read import flatten, from_dict, save
 from trainer.shared.run.schema import TrainConfig
-from trainer.testing import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 

@@ -13,6 +13,7 @@ import torch
 from numerics.matrix import Case, Matrix
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer import loop
 from trainer.comm.collectives import World
@@ -23,7 +24,6 @@ from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import CommandConfig, LayoutConfig, RunConfig, TrainConfig
 from trainer.tensor.fused import FusedProducts, reserve
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

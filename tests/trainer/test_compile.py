@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer import loop
 from trainer.launch.rank_env import RankEnv
@@ -20,7 +21,6 @@ from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import METHODS, TrainConfig
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

@@ -48,8 +48,8 @@ def test_the_blocks_matrices_multiply_in_eight_bits_and_nothing_else_does() -> N
     for precision, each in (("bf16", 0), ("fp8", 8)):
         engine = engine_of(configured(SMALL | {"layers": 2}, precision=precision))
         with Seen() as seen:
-            engine._gradients(engine.batch_of(engine.dataset, 0))
-        assert seen.launched["_scaled_mm"] == each * 2 * engine.micro_batches
+            engine.gradients(engine.batches.read(0))
+        assert seen.launched["_scaled_mm"] == each * 2 * engine.batches.micro_batches
 
 
 @pytest.mark.parametrize("changes", [{"model": {"ffn": 40}}, {"model": {"kv_heads": 1, "hidden": 48, "heads": 4}}, {"tensor": 4}], ids=str)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.farm import Farm
 from tests.small_runs import small
-from trainer.testing import Farm
 
 
 def test_states_above_the_memory_budget_end_the_run_as_out_of_memory(farm: Farm) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.farm import Farm, free_port
 from tests.processes import alive
 from tests.small_runs import small
-from trainer.testing import Farm, free_port
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_ladder import Check
-from trainer.testing import Farm
+from tests.farm import Farm
 
 pytestmark = pytest.mark.slow
 

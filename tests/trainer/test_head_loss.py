@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
-from trainer.engine import Engine
 from trainer.pipeline.runtime import PipelineRuntime
 from trainer.shared.parallel.actions import Action
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
+from trainer.step import Engine
 from trainer.tensor.cross_entropy import Targets, _compiled, _cross_entropy, chunk_height
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

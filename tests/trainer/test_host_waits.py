@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.farm import Farm
 from tests.small_runs import small
 from trainer import loop
 from trainer.comm import collectives
 from trainer.comm.clock import Clock
-from trainer.engine import Engine
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
-from trainer.testing import Farm
+from trainer.step import Engine
 
 READS = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal")
 """Operations that make the host wait for the value of a tensor on a device."""

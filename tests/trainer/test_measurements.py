@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
-from trainer.engine import Engine
 from trainer.measure.meter import stragglers
 from trainer.measure.timeline import chrome_trace
 from trainer.shared.parallel.schedule import build
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
-from trainer.testing import Farm
+from trainer.step import Engine
 
 PIPELINES = [
     {"schedule": "gpipe", "pipeline": 2},
@@ -125,8 +125,8 @@ def test_a_step_leaves_no_activation_behind(layout: dict[str, Any]) -> None:
     config = resolve(from_dict(TrainConfig, small(model={"dropout": 0.1}, **layout)), 1)
     engine = Engine(config, World(0, 1, torch.device("cpu"), "", 0, 10.0), open_dataset(config.data, config.model, 1))
     engine.step(0, watch=True)
-    assert engine.activations.peak > 0
-    assert engine.activations.now == 0
+    assert engine.rank.activations.peak > 0
+    assert engine.rank.activations.now == 0
 
 
 def test_work_that_is_put_off_keeps_its_tensors_and_they_are_counted(farm: Farm) -> None:

@@ -8,6 +8,7 @@ import torch
 from launcher.config.schema import ClusterConfig
 from launcher.cost import predict
 from tests.cost.machines import HARDWARE
+from tests.farm import Farm
 from tests.small_runs import small
 from trainer.models.layers import Init
 from trainer.shared.run.errors import ConfigError
@@ -17,7 +18,6 @@ from trainer.shared.run.schema import OptimizerConfig, RunConfig, TrainConfig
 from trainer.state import optimizer
 from trainer.state.optimizer import AdamW
 from trainer.state.parameters import OptimizerShard, ParameterRecord
-from trainer.testing import Farm
 
 SIZES = (5, 1, 17, 8)
 

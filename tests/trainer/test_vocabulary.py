@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
-from trainer import engine, loop
+from tests.whole_parameters import parameters
+from trainer import loop
+from trainer.build import Rank
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.parallel import shards
 from trainer.shared.parallel.shards import vocabulary_rows
@@ -18,7 +21,6 @@ from trainer.shared.records.artifacts import newest_checkpoint
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
-from trainer.testing import Farm
 
 VOCAB = 250
 """Padded by 6 rows on one rank, and on each of two by 3 or 6: the second has 122 rows of its own."""
@@ -44,16 +46,16 @@ def trained(env: RankEnv, folder: Path, config: dict[str, Any], pads: bool) -> N
 def weighed(env: RankEnv, folder: Path, config: dict[str, Any], pads: bool) -> None:
     """The same from initial weights, which are written, as the last ones are."""
     weights: dict[str, Any] = {}
-    make = engine.Engine.draw_weights
+    make = Rank.draw_weights
 
-    def drawn(self: engine.Engine) -> None:
+    def drawn(self: Rank) -> None:
         make(self)
-        weights["first"] = engine.parameters(self)
-        weights["engine"] = self
+        weights["first"] = parameters(self)
+        weights["rank"] = self
 
-    engine.Engine.draw_weights = drawn  # type: ignore[method-assign]
+    Rank.draw_weights = drawn  # type: ignore[method-assign]
     trained(env, folder, config, pads)
-    last = engine.parameters(weights.pop("engine"))
+    last = parameters(weights.pop("rank"))
     if env.rank == 0:
         torch.save(weights | {"last": last, "rows": vocabulary_rows(VOCAB, 1)}, folder / "weights.pt")
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from tests.farm import Farm, Finished
 from tests.small_runs import small
 from trainer.comm import watchdog
 from trainer.comm.collectives import Group
-from trainer.engine import Engine
 from trainer.launch.failure import record_failure
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
-from trainer.testing import Farm, Finished
+from trainer.step import Engine
 
 
 class Silent:

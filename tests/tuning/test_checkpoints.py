@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.farm import Farm, Finished
 from tests.small_runs import ranks, small
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
@@ -24,7 +25,6 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
-from trainer.testing import Farm, Finished
 
 pytestmark = pytest.mark.slow
 

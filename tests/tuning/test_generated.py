@@ -11,6 +11,7 @@ import torch
 from tuning.test_checkpoints import opened, weights
 
 from launcher.cli import evaluate
+from tests.farm import Farm
 from tests.generate.test_serve import Server
 from tests.small_runs import small
 from trainer.data.prepare import prepare
@@ -25,7 +26,6 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import DataConfig, LayoutConfig, RunConfig, TrainConfig
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 

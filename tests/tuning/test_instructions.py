@@ -14,15 +14,15 @@ from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
 from launcher.cli.main import main
+from tests.farm import Farm
 from tests.small_runs import ranks, small
+from tests.whole_parameters import parameters
 from trainer.data.dataset import open_dataset, open_held_out
-from trainer.engine import parameters
 from trainer.models.transformer import Transformer
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
-from trainer.testing import Farm
 from trainer.validation import Validation
 
 pytestmark = pytest.mark.slow
@@ -52,10 +52,10 @@ def test_every_example_is_seen_once_in_an_epoch_and_its_targets_are_its_answer(d
 def test_the_loss_is_the_mean_over_the_answer_tokens_of_the_batch(data: dict[str, Any]) -> None:
     engine = engine_of(**run_of(data, micro_batch=2))
     model = Transformer(engine.config.model).double()
-    model.load_state_dict(parameters(engine), strict=False)
+    model.load_state_dict(parameters(engine.rank), strict=False)
     if engine.config.model.tied:
         model.head.output.weight = model.embedding.tokens.weight  # type: ignore[union-attr]
-    rows = torch.from_numpy(engine.dataset.batch(0, 8)).t()
+    rows = torch.from_numpy(engine.batches.dataset.batch(0, 8)).t()
     inputs, targets = torch.where(rows < 0, ~rows, rows)[:-1], torch.where(rows < 0, -100, rows)[1:]
     expected = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     expected.backward()
@@ -81,16 +81,16 @@ def test_exact_matches_are_the_held_out_answers_that_greedy_decoding_gives(data:
     for step in range(16):
         engine.step(step)
     text = open_held_out(engine.config.data, engine.config.model)
-    trained = {tuple(row) for row in engine.dataset.batch(0, 40)}
+    trained = {tuple(row) for row in engine.batches.dataset.batch(0, 40)}
     rows = text.batch(0, text.windows)
     assert text.windows == 8 and not trained & {tuple(row) for row in rows}
     model = Transformer(engine.config.model).double()
-    model.load_state_dict(parameters(engine), strict=False)
+    model.load_state_dict(parameters(engine.rank), strict=False)
     model.head.output.weight = model.embedding.tokens.weight  # type: ignore[union-attr]
     words = torch.from_numpy(rows).t()
     best = model(torch.where(words < 0, ~words, words)[:-1]).argmax(-1)
     right = ((best == words[1:]) | (words[1:] < 0)).all(0)
-    sums = Validation(engine, text).first(1)
+    sums = Validation(engine.rank, text).first(1)
     assert (sums.rows, sums.exact) == (8, int(right.sum())) and 0 < sums.exact < 8
 
 

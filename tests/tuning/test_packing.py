@@ -13,16 +13,16 @@ from torch import Tensor
 from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.data.instructions import packed
-from trainer.engine import Engine
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
+from trainer.step import Engine
 from trainer.tensor.dropout import DropoutKey
 from trainer.tensor.placed import Texts
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def test_packed_examples_train_what_single_ones_train_under_any_layout(
 
 def logits(engine: Engine, rows: Tensor, texts: Texts | None) -> Tensor:
     """Of rows [s + 1, b]: [s, b, V]."""
-    chunk = engine.pipeline.chunks[0]
+    chunk = engine.rank.pipeline.chunks[0]
     with torch.no_grad(), chunk.noise.at(DropoutKey(texts=texts)):
         return chunk.model(torch.where(rows < 0, ~rows, rows)[:-1])
 
@@ -68,10 +68,10 @@ def logits(engine: Engine, rows: Tensor, texts: Texts | None) -> Tensor:
 @pytest.mark.parametrize("model", FAMILIES, ids=["gpt", "llama", "bloom"])
 def test_an_example_is_read_alike_in_any_company_and_alone(data: dict[str, Any], model: dict[str, Any]) -> None:
     alone, together = engine_of(**run_of(data, False, model)), engine_of(**run_of(data, True, model))
-    rows = torch.from_numpy(together.dataset.batch(0, ROWS)).t().contiguous()
+    rows = torch.from_numpy(together.batches.dataset.batch(0, ROWS)).t().contiguous()
     texts = Texts.of(rows)
     seen = logits(together, rows, texts)
-    single = torch.from_numpy(alone.dataset.batch(0, len(EXAMPLES))).t()
+    single = torch.from_numpy(alone.batches.dataset.batch(0, len(EXAMPLES))).t()
     expected = {example(single[:, n]): of_row for n, of_row in enumerate(logits(alone, single, None).unbind(1))}
     met = 0
     for row in range(ROWS):

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from tuning.test_checkpoints import opened
 from tuning.test_tuned_layouts import engine_of
 
+from tests.farm import Farm
 from tests.small_runs import small
 from trainer.convert import export_adapter, export_weights, import_adapter
 from trainer.shared.run.errors import ConfigError
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def test_peft_computes_our_logits_and_gradients(farm: Farm, tmp_path: Path, fami
     export_adapter(earlier, tmp_path / "adapter")
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter", is_trainable=True)
-    rows = torch.from_numpy(engine_of(**small(model=MODELS[family])).dataset.batch(40, 8))
+    rows = torch.from_numpy(engine_of(**small(model=MODELS[family])).batches.dataset.batch(40, 8))
     logits = model(rows[:, :-1]).logits
     loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
     assert loss.item() == pytest.approx(result["losses"][5], rel=1e-6)

@@ -14,12 +14,12 @@ from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
 from launcher.cli.main import main
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
-from trainer.testing import Farm
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def test_two_tasks_trained_at_once_equal_two_runs(
 
 
 def test_a_task_takes_its_own_examples_in_turn_and_each_once_in_its_own_epoch(data: dict[str, Any], tmp_path: Path) -> None:
-    dataset = engine_of(**run_of(data, tmp_path, "prompt")).dataset
+    dataset = engine_of(**run_of(data, tmp_path, "prompt")).batches.dataset
     rows = dataset.batch(0, 16)
     assert (~rows[:, 0]).tolist() == [0, 1] * 8
     epochs = np.split(rows[1::2], 2)  # of task 1, which has four examples

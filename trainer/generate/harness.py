@@ -73,7 +73,7 @@ class TaskReader:
         """Of each row: the log-probability of its asked tokens, and whether each of them is the likeliest. The longest rows first."""
         session, seq = self.session, self.session.seq
         order = sorted(range(len(rows)), key=lambda i: -sum(map(len, rows[i])))
-        own = order[session.engine.groups.at["data"] :: session.config.layout.data]
+        own = order[session.rank.groups.at["data"] :: session.config.layout.data]
         told = torch.zeros(len(rows), 2, dtype=torch.float64)
         for start in range(0, len(own), self.batch):
             part = own[start : start + self.batch]

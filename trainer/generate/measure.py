@@ -58,9 +58,9 @@ def measure(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) 
 
 def _own(session: Session, decoder: Decoder) -> dict[str, Any]:
     """What this rank held. A device that keeps its peak knows it; else it is what was counted."""
-    engine, cached = session.engine, decoder.most_cached
-    peak = engine.peak_memory() + (0 if engine.device.type == "cuda" else cached)
-    return {"memory": engine.memory() | {"keys and values": cached}, "peak": peak, "host": socket.gethostname()}
+    rank, cached = session.rank, decoder.most_cached
+    peak = rank.peak_memory() + (0 if rank.device.type == "cuda" else cached)
+    return {"memory": rank.memory() | {"keys and values": cached}, "peak": peak, "host": socket.gethostname()}
 
 
 def draw(owned: Sequence[OptimizerShard]) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.build import build_rank
 from trainer.comm.collectives import World
-from trainer.data import open_dataset
-from trainer.engine import Engine
 from trainer.generate.cache import Memory, Reading, place
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.pipeline.runtime import Boundary
@@ -70,11 +69,11 @@ class Session:
         self.config, self.world = dataclasses.replace(for_inference(config), tune=tune), world
         self.task, self.virtual = task, virtual_tokens(tune)
         self.seq = self.config.model.seq - self.virtual
-        self.engine = Engine(self.config, world, open_dataset(self.config.data, self.config.model, 0))
-        world.group.together(lambda: load(self.engine.held), (ConfigError,))
-        self.engine.state.publish_updates()
-        self.engine.state.settle()
-        self.pipeline = ForwardPipeline.of(self.engine.pipeline, self.engine.recorder)
+        self.rank = build_rank(self.config, world)
+        world.group.together(lambda: load(self.rank.shards), (ConfigError,))
+        self.rank.state.publish_updates()
+        self.rank.state.settle()
+        self.pipeline = ForwardPipeline.of(self.rank.pipeline, self.rank.recorder)
         self.reading = Reading(world.device)
         for chunk in self.pipeline.chunks:
             place(chunk.model, self.reading)
@@ -82,7 +81,7 @@ class Session:
     @property
     def answers(self) -> bool:
         """Whether this rank is the one of its replica that chooses tokens: the choice is made once."""
-        at, layout = self.engine.groups.at, self.config.layout
+        at, layout = self.rank.groups.at, self.config.layout
         return at["pipeline"] == layout.pipeline - 1 and at["tensor"] == 0
 
     def begin(self, padding: Sequence[int]) -> Memory:
@@ -121,16 +120,16 @@ class Session:
 
     def _through(self, rows: Tensor) -> Tensor | None:
         """``rows`` [b, s] through the pipeline."""
-        engine = self.engine
+        rank = self.rank
         shape = (rows.shape[1], rows.shape[0], self.config.model.hidden)
-        engine.recorder.begin()
-        self.pipeline.boundary = Boundary.of(shape, engine.region, engine.precision.compute, self.world.device)
+        rank.recorder.begin()
+        self.pipeline.boundary = Boundary.of(shape, rank.region, rank.precision.compute, self.world.device)
         outputs = self.pipeline.losses_of(Words(rows.t()))
         return self._whole(outputs[0]) if outputs else None
 
     def _whole(self, logits: Tensor) -> Tensor:
         """[s, b, V/t] of each tensor rank -> [s, b, V] on all of them, without padding."""
-        group = self.engine.groups.tensor
+        group = self.rank.groups.tensor
         mine = logits.permute(2, 0, 1).contiguous()
         whole = mine.new_empty(mine.shape[0] * group.size, *mine.shape[1:])
         group.all_gather(whole, mine).wait()

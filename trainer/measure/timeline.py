@@ -43,12 +43,12 @@ def align(world: Group) -> float:
     return statistics.median(first - own for first, own in zip(everyone[0][1], readings))
 
 
-def write_timeline(out: Path, step: int, engine: Any, clock_offset: float) -> None:
+def write_timeline(out: Path, step: int, rank: Any, clock_offset: float) -> None:
     """``timeline.json`` of the step that has just ended. Collective."""
-    world, layout, recorder = engine.groups.world, engine.config.layout, engine.recorder
+    world, layout, recorder = rank.groups.world, rank.config.layout, rank.recorder
     begins = world.gather_objects(recorder.host_start + clock_offset)
     shift = recorder.host_start + clock_offset - min(begins)
-    events = recorder.events(world.rank, engine.groups.at["pipeline"], layout.pipeline, shift)
+    events = recorder.events(world.rank, rank.groups.at["pipeline"], layout.pipeline, shift)
     everyone = world.gather_objects(events)
     if world.index == 0:
         write_json(out / TIMELINE, {"step": step, "schedule": layout.schedule, "events": [e for own in everyone for e in own]})

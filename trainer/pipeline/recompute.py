@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.models.transformer import Transformer
-from trainer.shared.run.schema import LayoutConfig
+from trainer.shared.parallel.balance import blocks_per_chunk
+from trainer.shared.run.flops import recomputed_flops
+from trainer.shared.run.schema import LayoutConfig, ResolvedTrainConfig
 from trainer.tensor.dropout import Noise
 from trainer.tensor.layers import RowLinear
 
@@ -28,6 +30,12 @@ def chosen_blocks(layout: LayoutConfig, count: int) -> list[bool]:
         return [True] * count
     first = count if layout.recompute_layers is None else layout.recompute_layers
     return [i < first and i % layout.recompute_every == 0 for i in range(count)]
+
+
+def recomputed_of(config: ResolvedTrainConfig) -> float:
+    """Returns the FLOPs per step, over all ranks, that recomputation adds."""
+    blocks = sum(sum(chosen_blocks(config.layout, count)) for count in blocks_per_chunk(config.model, config.layout))
+    return recomputed_flops(config.model, config.layout, blocks, config.run.global_batch)
 
 
 def apply_recompute(model: Transformer, layout: LayoutConfig, noise: Noise) -> None:

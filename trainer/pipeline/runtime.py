@@ -30,7 +30,7 @@ WorkItem = tuple[int, int]
 
 
 class Batch(Protocol):
-    """The data of a step (``trainer.engine.TokenBatch``); the pipeline does not know what its tensors mean."""
+    """The data of a step (``trainer.batches.TokenBatch``); the pipeline does not know what its tensors mean."""
 
     def tokens(self, micro_batch: int) -> Tensor:
         """Input of the first chunk, [s, b]."""

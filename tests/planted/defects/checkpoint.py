@@ -17,14 +17,14 @@ DEFECTS = [
     ),
     Defect(
         "a resumed optimizer counts its updates from 0",
-        "trainer/engine.py",
+        "trainer/step.py",
         "        self.optimizer.steps.fill_(self.updates)\n",
         "",
         RESUME,
     ),
     Defect(
         "a resumed run reads samples again",
-        "trainer/engine.py",
+        "trainer/step.py",
         'self.samples, self.updates = int(extra["samples"]), int(extra["updates"])',
         'self.samples, self.updates = int(extra["updates"]), int(extra["updates"])',
         RESUME,

@@ -10,9 +10,9 @@ ROWS = "tests/data/test_rows.py"
 DEFECTS = [
     Defect(
         "all replicas read the same rows",
-        "trainer/engine.py",
-        'first = start + self.groups.at["data"] * count',
-        "first = start",
+        "trainer/batches.py",
+        "count, first = self.micro_batches * self.size, start + self.first",
+        "count, first = self.micro_batches * self.size, start",
         "tests/numerics/test_layouts_agree.py",
     ),
     Defect(
@@ -66,8 +66,8 @@ DEFECTS = [
     ),
     Defect(
         "the loss of examples is divided by all tokens",
-        "trainer/engine.py",
-        "ratio = self.tokens_per_step / max(targets, 1)",
+        "trainer/step.py",
+        "ratio = self.batches.tokens / max(targets, 1)",
         "ratio = 1.0",
         "tests/tuning/test_instructions.py tests/tuning/test_packing.py",
     ),

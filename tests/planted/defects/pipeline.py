@@ -39,9 +39,9 @@ DEFECTS = [
     ),
     Defect(
         "chunks of one rank hold neighbouring blocks",
-        "trainer/engine.py",
-        'stage = chunk * stages + at["pipeline"]',
-        'stage = at["pipeline"] * layout.virtual_pipeline + chunk',
+        "trainer/build.py",
+        'chunk * config.layout.pipeline + groups.at["pipeline"]',
+        'groups.at["pipeline"] * config.layout.virtual_pipeline + chunk',
         LAYOUTS,
     ),
     Defect(

@@ -69,16 +69,16 @@ DEFECTS = [
     ),
     Defect(
         "the norm is that of one shard",
-        "trainer/engine.py",
-        "        self.groups.world.all_reduce(own).wait()\n        mean =",
-        "        self.groups.world.all_reduce(own[:3]).wait()\n        mean =",
+        "trainer/step.py",
+        "        groups.world.all_reduce(own).wait()\n        mean =",
+        "        groups.world.all_reduce(own[:3]).wait()\n        mean =",
         LAYOUTS,
     ),
     Defect(
         "a tied weight on two stages is not summed",
-        "trainer/engine.py",
-        "sum_partial(self.owned, self.groups.axes)",
-        'sum_partial(self.owned, {"tensor": self.groups.tensor})',
+        "trainer/step.py",
+        "sum_partial(self.trained, groups.axes)",
+        'sum_partial(self.trained, {"tensor": groups.tensor})',
         LAYOUTS,
     ),
     Defect(
@@ -97,7 +97,7 @@ DEFECTS = [
     ),
     Defect(
         "clipping scales small gradients up",
-        "trainer/engine.py",
+        "trainer/step.py",
         "(clip / (norms + 1e-6)).clamp(max=1.0)",
         "(clip / (norms + 1e-6))",
         "tests/numerics/test_clipping.py",

@@ -32,9 +32,9 @@ DEFECTS = [
     ),
     Defect(
         "partial gradients are summed over the wrong group",
-        "trainer/engine.py",
-        "sum_partial(self.owned, self.groups.axes)",
-        'sum_partial(self.owned, self.groups.axes | {"tensor": self.groups.levels["replicas"]})',
+        "trainer/step.py",
+        "sum_partial(self.trained, groups.axes)",
+        'sum_partial(self.trained, groups.axes | {"tensor": groups.levels["replicas"]})',
         LAYOUTS,
     ),
     Defect(
@@ -67,7 +67,7 @@ DEFECTS = [
     ),
     Defect(
         "each replica drops the same elements",
-        "trainer/engine.py",
+        "trainer/batches.py",
         "DropoutKey(self.step, self.first_row + micro_batch * self.size, texts)",
         "DropoutKey(self.step, micro_batch * self.size, texts)",
         LAYOUTS,

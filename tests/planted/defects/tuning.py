@@ -9,7 +9,7 @@ LAYOUTS = "tests/numerics/test_matrix.py tests/tuning"
 DEFECTS = [
     Defect(
         "a task is chosen by the local row",
-        "trainer/engine.py",
+        "trainer/prompts.py",
         "~(np.arange(first, first + len(rows), dtype=np.int64)[:, None] % tune.tasks)",
         "~(np.arange(len(rows), dtype=np.int64)[:, None] % tune.tasks)",
         "tests/numerics/test_matrix.py tests/tuning/test_tasks.py",
@@ -37,7 +37,7 @@ DEFECTS = [
     ),
     Defect(
         "a task's loss is divided by its rows",
-        "trainer/engine.py",
+        "trainer/prompts.py",
         "counts = np.bincount(tasks, targets)",
         "counts = np.bincount(tasks) * targets.mean()",
         "tests/tuning/test_tasks.py",

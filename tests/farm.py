@@ -5,7 +5,7 @@
     farm.call(sums_agree, 4, numel=1000)                   # sums_agree(rank_env, folder, numel=1000) in each of 4 ranks
     farm.close()
 
-As a program (``python -m trainer.testing``) it is ``trainer.fork_server`` with one more kind of request: in place of a configuration a JSON
+As a program (``python -m tests.farm``) it is ``trainer.fork_server`` with one more kind of request: in place of a configuration a JSON
 file ``{"call": "module:function", "arguments": {...}}``.
 """
 
@@ -64,7 +64,7 @@ class Farm:
         self.directory, self.numbers = directory, itertools.count()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.testing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+            [sys.executable, "-m", "tests.farm"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
         assert self._reply() == {"ready": True}
 

@@ -1,0 +1,124 @@
+"""Batches: which rows of the data a replica computes in a step, and the loss of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from trainer.build import Rank
+from trainer.data import Dataset
+from trainer.data.prefetch import Prefetch
+from trainer.pipeline.compile import compiles
+from trainer.prompts import task_shares, with_task
+from trainer.shared.parallel.shards import vocabulary_rows
+from trainer.shared.run.rules import micro_batches
+from trainer.shared.run.schema import LOSS_CHUNK_MB
+from trainer.tensor.cross_entropy import Targets, answered, head_loss
+from trainer.tensor.dropout import DropoutKey
+from trainer.tensor.layers import ColumnLinear
+from trainer.tensor.placed import Texts
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """A replica's tokens of one step (``trainer.pipeline.runtime.Batch``)."""
+
+    rows: Tensor | None  # [micro-batches, s + 1, b]; what is no target is given as its complement
+    step: int
+    first_row: int  # in the global batch
+    size: int  # b
+    weight: float  # of one token in the loss, times the loss scale
+    columns: int  # of this rank's logits, without padding
+    chunk_mb: float  # logits at once
+    fused: bool  # the loss of them, by compiled kernels
+    packed: bool  # rows hold several texts each
+    shares: Tensor | None = None  # [micro-batches, b]: what a target of each row counts, where tasks are tuned at once
+    tasks: int = 1  # in the global batch
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        assert self.rows is not None
+        rows = self.rows[micro_batch, :-1]
+        return torch.where(rows < 0, ~rows, rows)
+
+    @property
+    def targets(self) -> Tensor:
+        """How many targets the replica's rows have."""
+        assert self.rows is not None
+        return (self.rows[:, 1:] >= 0).sum()
+
+    def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
+        return head_loss(x, *self.wanted(head, micro_batch))
+
+    def wanted(self, head: nn.Module, micro_batch: int) -> tuple[ColumnLinear, Targets]:
+        """The head, and what its logits are compared with."""
+        assert self.rows is not None and isinstance(head, ColumnLinear)
+        weight = self.weight if self.shares is None else self.weight * self.shares[micro_batch]
+        return head, Targets(self.rows[micro_batch, 1:], weight, self.columns, self.chunk_mb, self.fused)
+
+    def dropout_key(self, micro_batch: int) -> DropoutKey:
+        texts = Texts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
+        return DropoutKey(self.step, self.first_row + micro_batch * self.size, texts)
+
+
+@dataclass(frozen=True)
+class AskedBatch(TokenBatch):
+    """Examples: the loss of their answers, and how many of these are the likeliest words, [2]."""
+
+    def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
+        loss, right = super().loss(x, head, micro_batch), answered(x, *self.wanted(head, micro_batch)).sum()
+        return torch.stack((loss.double(), right.double()))
+
+
+class BatchReader:
+    """Reads this replica's rows of global batches of ``dataset``."""
+
+    def __init__(self, rank: Rank, dataset: Dataset):
+        self.rank, self.config, self.dataset = rank, rank.config, dataset
+        self.micro_batches, self.size = micro_batches(self.config), self.config.layout.micro_batch
+        self.first = rank.groups.at["data"] * self.micro_batches * self.size  # of this replica's rows, in the global batch
+        self.tokens = self.config.run.global_batch * self.config.model.seq
+        self.prefetch = Prefetch(self._rows, self.config.run.global_batch)
+
+    def next(self, start: int, step: int, loss_scale: float) -> TokenBatch:
+        """Returns the batch of a training step from sample ``start`` on. Its rows were read during the step before."""
+        return self._with_shares(self._batch(None if self._idle else self.prefetch.rows(start), step, loss_scale), start)
+
+    def read(self, start: int, step: int = 0) -> TokenBatch:
+        """Returns the batch from sample ``start`` on; without a tensor on ranks that have neither embedding nor head."""
+        return self._batch(None if self._idle else self._rows(start), step, 1.0)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether this rank has neither embedding nor head, and reads nothing. Where texts begin in packed rows concerns every block."""
+        ends = any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.rank.pipeline.chunks)
+        return not (ends or self.config.data.pack)
+
+    def _rows(self, start: int) -> Tensor:
+        """Returns this replica's rows from sample ``start`` on, [micro-batches, s + 1, b]; on a GPU's host in pinned memory."""
+        count, first = self.micro_batches * self.size, start + self.first
+        array = torch.from_numpy(with_task(self.dataset.batch(first, count), first, self.config))
+        rows = array.view(self.micro_batches, self.size, -1).transpose(1, 2).contiguous()
+        return rows.pin_memory() if self.rank.device.type == "cuda" else rows
+
+    def _batch(self, rows: Tensor | None, step: int, loss_scale: float) -> TokenBatch:
+        run, device = self.config.run, self.rank.device
+        here = None if rows is None else rows.to(device, non_blocking=True)
+        chunk, fused = run.loss_chunk_mb or LOSS_CHUNK_MB[device.type], compiles(run.compile, device)
+        weight = loss_scale / self.tokens
+        return TokenBatch(here, step, self.first, self.size, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack)
+
+    def _with_shares(self, batch: TokenBatch, start: int) -> TokenBatch:
+        """Returns ``batch`` with what a target of each row counts, where tasks are tuned at once: all rows of the global batch decide."""
+        if self.config.tune.tasks == 1:
+            return batch
+        shares, tasks = task_shares(with_task(self.dataset.batch(start, self.config.run.global_batch), start, self.config))
+        own = torch.from_numpy(shares).to(self.rank.device).view(-1, self.micro_batches, self.size)[self.rank.groups.at["data"]]
+        return replace(batch, shares=own, tasks=tasks)
+
+    def _vocabulary_width(self) -> int:
+        """Returns the columns of this tensor rank's logits that are not padding."""
+        tensor, vocab = self.rank.groups.tensor, self.config.model.vocab
+        local = vocabulary_rows(vocab, tensor.size)
+        return max(0, min(local, vocab - local * tensor.index))
