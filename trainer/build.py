@@ -19,6 +19,7 @@ from trainer.pipeline.compile import compile_blocks, compiles
 from trainer.pipeline.recompute import apply_recompute
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
 from trainer.shared.parallel.balance import blocks_per_chunk
+from trainer.shared.parallel.boundary import boundary_shapes
 from trainer.shared.parallel.schedule import build
 from trainer.shared.parallel.shards import Factors
 from trainer.shared.run.rules import micro_batches
@@ -171,7 +172,7 @@ def _pipeline(
 def _boundary(config: ResolvedTrainConfig, region: Region, precision: Precision, device: torch.device) -> Boundary:
     model, layout = config.model, config.layout
     seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
-    return Boundary.of((seq, layout.micro_batch, model.hidden), region, precision.compute, device)
+    return Boundary.of(boundary_shapes(seq, layout.micro_batch, model.hidden), region, precision.compute, device)
 
 
 def _activation_meter(config: ResolvedTrainConfig, state: ShardedState) -> ActivationMeter:

@@ -30,6 +30,7 @@ from launcher.cost.parts import (
     total,
 )
 from launcher.cost.time import block, collectives, data_parallel, embedding_head, pipeline
+from trainer.shared.parallel.boundary import boundary_elements
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def blocking(case: Case) -> np.ndarray:
 def transfer(case: Case) -> np.ndarray:
     """Seconds to hand a micro-batch's activations to the next stage."""
     split = case.tensor if case.trainer.pipeline.split_sends else case.sequence_split
-    payload = case.tokens * case.shape.hidden * case.width / split
+    payload = boundary_elements(case.tokens, 1, case.shape.hidden) * case.width / split
     sent = collectives.send(case.device, case.constants, case.stages_apart, payload)
     return np.where(case.pipeline > 1, sent, 0.0)
 

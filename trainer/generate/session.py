@@ -18,6 +18,7 @@ from trainer.comm.collectives import World
 from trainer.generate.cache import Memory, Reading, place
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.pipeline.runtime import Boundary
+from trainer.shared.parallel.boundary import boundary_shapes
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ResolvedTrainConfig, ShardingConfig, TuneConfig
 from trainer.shared.run.tuning import virtual_tokens
@@ -121,9 +122,9 @@ class Session:
     def _through(self, rows: Tensor) -> Tensor | None:
         """``rows`` [b, s] through the pipeline."""
         rank = self.rank
-        shape = (rows.shape[1], rows.shape[0], self.config.model.hidden)
+        shapes = boundary_shapes(rows.shape[1], rows.shape[0], self.config.model.hidden)
         rank.recorder.begin()
-        self.pipeline.boundary = Boundary.of(shape, rank.region, rank.precision.compute, self.world.device)
+        self.pipeline.boundary = Boundary.of(shapes, rank.region, rank.precision.compute, self.world.device)
         outputs = self.pipeline.losses_of(Words(rows.t()))
         return self._whole(outputs[0]) if outputs else None
 

@@ -10,6 +10,7 @@ from trainer.models.attention import Attention, AttentionCore, Rotary
 from trainer.models.layers import MLP, VOCABULARY, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
 from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.parallel.boundary import BoundaryTensors
 from trainer.shared.run.schema import ResolvedModelConfig
 
 Loss = Callable[[Tensor, nn.Module], Tensor]
@@ -73,8 +74,8 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """Blocks ``blocks`` of a network (all, if None), with the embedding if this is the ``first`` part and the head if the ``last``.
 
-    Input: tokens [s, b], or [s, b, h] from the part before. Output: logits [s, b, V], what ``loss`` makes
-    of them, or [s, b, h]. Parameter names count blocks
+    Input: tokens [s, b], or what the part before hands on. Output: logits [s, b, V], what ``loss`` makes
+    of them, or what the next part needs. Parameter names count blocks
     from the start of the network, so they do not depend on where it is cut. A tied head shares the embedding's parameter if
     this part has both.
     """
@@ -89,12 +90,16 @@ class Transformer(nn.Module):
         if config.tied and self.embedding is not None and self.head is not None:
             self.head.output.weight = self.embedding.tokens.weight
 
-    def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
+    def forward(self, given: Tensor | BoundaryTensors, loss: Loss | None = None) -> Tensor | BoundaryTensors:
+        x = given.hidden if isinstance(given, BoundaryTensors) else given
         if self.embedding is not None:
             x = self.embedding(x)
         for block in self.blocks.values():
             x = block(x)
-        return x if self.head is None else self.head(x, loss)
+        if self.head is None:
+            return BoundaryTensors(hidden=x)
+        logits: Tensor = self.head(x, loss)
+        return logits
 
     def units(self) -> Iterator[tuple[str, nn.Module]]:
         """Embedding, blocks and head in the order of computation, with their names."""

@@ -39,6 +39,6 @@ class ForwardPipeline(PipelineRuntime):
         with chunk.noise.at(self.batch.dropout_key(action.micro_batch)):
             y = chunk.model(x, partial(self.batch.loss, micro_batch=action.micro_batch))
         if chunk.model.head is None:
-            self.outputs[item] = y
+            self.outputs[item] = list(y)
         else:
             self.losses.append(y)

@@ -7,7 +7,7 @@ sequence, and the parts are gathered on arrival (Narayanan et al. 2021, section 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -20,6 +20,7 @@ from trainer.comm.collectives import Group, Pending
 from trainer.measure.meter import Recorder
 from trainer.models.transformer import Transformer
 from trainer.shared.parallel.actions import Action, Kind
+from trainer.shared.parallel.boundary import BoundaryTensors
 from trainer.state.gathering import Gathering
 from trainer.state.sharding import Deferred, ShardedState
 from trainer.tensor.dropout import DropoutKey, Noise
@@ -53,31 +54,32 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Boundary:
-    """The activation between two stages: [s, b, h], or [s/t, b, h] with sequence parallelism."""
+    """The activations between two pipeline ranks, whose sequence is sharded with sequence parallelism."""
 
-    shape: tuple[int, ...]  # as the chunks see it
+    shapes: BoundaryTensors  # as the chunks see them
     dtype: torch.dtype
     device: torch.device
     split: Region  # sharded if each tensor rank sends only its part
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], region: Region, dtype: torch.dtype, device: torch.device) -> Boundary:
-        """``shape`` is local to the region. A replicated sequence is split if its length is divisible by the tensor ranks."""
-        splits = not region.sequence_sharded and shape[0] % region.group.size == 0
-        return cls(shape, dtype, device, Region(region.group, splits))
+    def of(cls, shapes: BoundaryTensors, region: Region, dtype: torch.dtype, device: torch.device) -> Boundary:
+        """``shapes`` are local to the region. Replicated sequences are split if their lengths are divisible by the tensor ranks."""
+        splits = not region.sequence_sharded and all(shape[0] % region.group.size == 0 for shape in shapes)
+        return cls(shapes, dtype, device, Region(region.group, splits))
 
-    def p2p_tensor(self, tensor: Tensor) -> Tensor:
-        """The part of ``tensor`` that this rank sends."""
+    def sent(self, tensor: Tensor) -> Tensor:
+        """Returns the part of a boundary's tensor that this rank sends."""
         if self.split.sequence_sharded:
             tensor = tensor.chunk(self.split.group.size)[self.split.group.index]
         return tensor.detach().contiguous()
 
-    def empty_p2p_tensor(self) -> Tensor:
+    def empty(self) -> list[Tensor]:
+        """Returns what parts are received into."""
         parts = self.split.group.size if self.split.sequence_sharded else 1
-        return torch.empty(self.shape[0] // parts, *self.shape[1:], dtype=self.dtype, device=self.device)
+        return [torch.empty(seq // parts, *rest, dtype=self.dtype, device=self.device) for seq, *rest in self.shapes]
 
-    def unpack(self, received: Tensor) -> Tensor:
-        return ready(self.split.gather(received))
+    def unpack(self, received: list[Tensor]) -> BoundaryTensors:
+        return BoundaryTensors(*(ready(self.split.gather(part)) for part in received))
 
 
 class PipelineRuntime:
@@ -111,12 +113,12 @@ class PipelineRuntime:
         self._clear()
 
     def _clear(self) -> None:
-        self.inputs: dict[WorkItem, Tensor] = {}
-        self.outputs: dict[WorkItem, Tensor] = {}  # to be sent
-        self.edges: dict[WorkItem, GradientEdge] = {}  # where backward starts
-        self.input_gradients: dict[WorkItem, Tensor] = {}
+        self.inputs: dict[WorkItem, BoundaryTensors] = {}
+        self.outputs: dict[WorkItem, Sequence[Tensor]] = {}  # to be sent
+        self.edges: dict[WorkItem, list[GradientEdge | None]] = {}  # where backward starts; None: nothing is trained up to here
+        self.input_gradients: dict[WorkItem, Sequence[Tensor]] = {}
         self.weight_work: dict[WorkItem, Deferred] = {}
-        self.arriving: dict[tuple[Kind, int, int], tuple[Tensor, Pending]] = {}
+        self.arriving: dict[tuple[Kind, int, int], tuple[list[Tensor], list[Pending]]] = {}
         self.sent: list[Pending] = []
         self.losses: list[Tensor] = []
 
@@ -135,31 +137,33 @@ class PipelineRuntime:
     def _forward(self, action: Action) -> None:
         item, chunk = (action.chunk, action.micro_batch), self.chunks[action.chunk]
         model = chunk.model
+        x: Tensor | BoundaryTensors
         if model.embedding is None:
-            x = self._arrived(Kind.RECV_FORWARD, item).requires_grad_()  # the leaf where backward ends
-            self.inputs[item] = x
+            x = self.inputs[item] = self._arrived(Kind.RECV_FORWARD, item)
+            for tensor in x:
+                tensor.requires_grad_()  # the leaf where backward ends
         else:
             x = self.batch.tokens(action.micro_batch)
         with chunk.noise.at(self.batch.dropout_key(action.micro_batch)):
             y = model(x, partial(self.batch.loss, micro_batch=action.micro_batch))
+        ends = (y,) if isinstance(y, Tensor) else y
         if model.head is not None:
-            self.losses.append(y.detach())
+            self.losses += [end.detach() for end in ends]
         else:
-            self.outputs[item] = y.detach()
-        if y.requires_grad:  # else nothing is trained up to here
-            self.edges[item] = get_gradient_edge(y)
+            self.outputs[item] = [end.detach() for end in ends]
+        self.edges[item] = [get_gradient_edge(end) if end.requires_grad else None for end in ends]
 
     def _backward(self, action: Action) -> None:
         item = (action.chunk, action.micro_batch)
-        edge, last = self.edges.pop(item, None), self.chunks[action.chunk].model.head is not None
-        gradient = None if last else self._arrived(Kind.RECV_BACKWARD, item)
-        if edge is not None:
-            torch.autograd.backward((edge,), (gradient,))
+        last = self.chunks[action.chunk].model.head is not None
+        gradients = (None,) if last else self._arrived(Kind.RECV_BACKWARD, item)
+        trained = [(edge, gradient) for edge, gradient in zip(self.edges.pop(item), gradients) if edge is not None]
+        if trained:
+            edges, wanted = zip(*trained)
+            torch.autograd.backward(edges, wanted)
         self.chunks[action.chunk].gathering.leave_backward()
-        x = self.inputs.pop(item, None)
-        if x is not None:
-            assert x.grad is not None
-            self.input_gradients[item] = x.grad
+        if item in self.inputs:
+            self.input_gradients[item] = [tensor.grad for tensor in self.inputs.pop(item)]
 
     def _input_gradient(self, action: Action) -> None:
         with self.state.deferring() as work:
@@ -172,19 +176,23 @@ class PipelineRuntime:
             while pending:
                 pending.pop(0)[0]()
 
-    def _send(self, action: Action, tensor: Tensor) -> None:
+    def _send(self, action: Action, tensors: Sequence[Tensor]) -> None:
         self.sent = [pending for pending in self.sent if not pending.over]  # frees tensors that have arrived
-        self.sent.append(self._toward(action.peer).send(self.boundary.p2p_tensor(tensor), action.peer))
+        self.sent += [self._toward(action.peer).send(self.boundary.sent(tensor), action.peer) for tensor in tensors]
 
     def _receive(self, action: Action) -> None:
-        received = self.boundary.empty_p2p_tensor()
+        received = self.boundary.empty()
         group = self.down if action.peer > self.up.index else self.up
-        self.arriving[action.kind, action.chunk, action.micro_batch] = received, group.receive(received, action.peer)
+        pending = [group.receive(tensor, action.peer) for tensor in received]
+        self.arriving[action.kind, action.chunk, action.micro_batch] = received, pending
 
     def _toward(self, peer: int) -> Group:
         return self.up if peer > self.up.index else self.down
 
-    def _arrived(self, kind: Kind, item: WorkItem) -> Tensor:
-        tensor = self.boundary.unpack(ready(self.arriving.pop((kind, *item))))
+    def _arrived(self, kind: Kind, item: WorkItem) -> BoundaryTensors:
+        received, pending = self.arriving.pop((kind, *item))
+        for one in pending:
+            one.wait()
+        tensors = self.boundary.unpack(received)
         self.recorder.arrived()
-        return tensor
+        return tensors

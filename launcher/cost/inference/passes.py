@@ -18,6 +18,7 @@ from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import ATTENTION, HOST, MATRICES, POINTWISE, TENSOR, Parts, scale
 from launcher.cost.time import collectives, matmul
+from trainer.shared.parallel.boundary import boundary_elements
 
 CASTS = 4
 """Kernels of a layer that bring the inputs of products into 8 or 4 bits."""
@@ -168,7 +169,7 @@ def launching(case: InferenceCase) -> float:
 
 def transfers(case: InferenceCase, tokens: Array) -> np.ndarray:
     """Seconds to hand activations from stage to stage, through all of them."""
-    payload = tokens * case.shape.hidden * case.width
+    payload = boundary_elements(tokens, 1, case.shape.hidden) * case.width
     one = woken(
         case, "send", 2.0, case.stages_apart, lambda size: collectives.send(case.device, case.network, case.stages_apart, size), payload
     )
