@@ -174,8 +174,7 @@ def _widened(
     rule: Rule, pairs: list[tuple[Tensor | None, Tensor | None]], different: list[Tensor], shape: tuple[int, ...]
 ) -> Iterator[Tensor]:
     """Their B [out, r] with zeros beside the A of others, as ``rule.join`` takes them; of a matrix without factors all zeros."""
-    for (a, b), empty in zip(pairs, rule.split(torch.zeros(shape))):
-        wide = empty.clone()
+    for (a, b), wide in zip(pairs, rule.split(torch.zeros(shape))):
         if a is not None and b is not None:
             first = next(i for i, known in enumerate(different) if torch.equal(a, known)) * a.shape[0]
             wide[:, first : first + a.shape[0]] = b
