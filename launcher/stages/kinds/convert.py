@@ -24,7 +24,7 @@ DTYPES = tuple(dict.fromkeys(dtype for allowed in FORMATS.values() for dtype in 
 class ConvertSettings:
     """A checkpoint to a Hugging Face folder or to one GGUF file, or one of these to a checkpoint."""
 
-    format: str = key("huggingface", "what it becomes", choices=tuple(FORMATS))
+    format: str = key(ArtifactKind.HUGGINGFACE.value, "what it becomes", choices=tuple(FORMATS))
     dtype: Optional[str] = key(None, "type of the weights; null = float32, of a GGUF file float16", choices=DTYPES)
 
 
