@@ -95,14 +95,16 @@ class PlayedNodes:
             self._patiently(self._renew_all)
 
     def _renew_all(self) -> None:
+        """Renews the lease of every node, and tells again that it is ready where that is no longer known: it was silent, or on a busy machine
+        this thread came late."""
         for node in self._core.list_node(label_selector="played=true").items:
-            name, was_silent = node.metadata.name, node.metadata.name in self._silent
+            name, conditions = node.metadata.name, node.status.conditions or []
             if "played/silent" in (node.metadata.annotations or {}):
                 self._silent.add(name)
                 continue
             self._silent.discard(name)
             self._renew(name)
-            if was_silent:
+            if not any(condition.type == "Ready" and condition.status == "True" for condition in conditions):
                 self._report(name)
 
     def _renew(self, name: str) -> None:
