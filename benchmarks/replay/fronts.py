@@ -13,7 +13,8 @@ import numpy as np
 
 from launcher.config.schema import HardwareConfig
 from launcher.cost.inference.constants import INFERENCE
-from launcher.search.front import FrontSearch, behind_front
+from launcher.planning.serving.plan import front
+from launcher.search.front import FrontSearch
 from launcher.tables.canonical import MeasuredRun
 from launcher.tables.inference import judge
 from launcher.tables.validation import short
@@ -89,3 +90,11 @@ def _random_order(seconds: np.ndarray, cost: np.ndarray, within: float) -> float
         order = np.array(random.Random(seed).sample(range(len(seconds)), len(seconds)))
         needed.append(next(n for n in range(1, len(order) + 1) if behind_front(order[:n], seconds, cost) <= within))
     return statistics.median(needed)
+
+
+def behind_front(chosen: np.ndarray, seconds: np.ndarray, cost: np.ndarray) -> float:
+    """How far ``chosen`` points are from the true front: the largest factor, over its points, by which the nearest chosen one is slower or
+    dearer, less 1."""
+    best = front(seconds, cost)
+    factors = np.maximum(seconds[chosen][None] / seconds[best][:, None], cost[chosen][None] / cost[best][:, None])
+    return float(factors.min(axis=1).max() - 1)

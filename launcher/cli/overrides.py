@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
-    from launcher.goals.goal import Goal
+    from launcher.config import Config
+    from launcher.goals.goal import Goal, Wanted
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
@@ -78,8 +79,16 @@ def typed(value: Any) -> Any:
     return yaml.safe_load(value) if isinstance(value, str) else value
 
 
-def check_keys(overrides: Sequence[str], goal: Goal, task: str) -> None:
-    """Raises ``ConfigError`` for a key that has no meaning for ``goal``, which is that of ``task``."""
+def goal_asked(overrides: Sequence[str], config_dir: Path | None) -> tuple[Goal, Config, Wanted]:
+    """Returns the goal, the configuration, and the values that layout keys are kept to. ``ConfigError`` for a key without a meaning for the
+    goal."""
+    from launcher.config import compose
+    from launcher.goals.goal import goal_of
+
+    wanted, others = layouts_asked(overrides)
+    config = compose(others, config_dir)
+    goal = goal_of(config.task)
     for word in overrides:
         if any(key_of(word) == name or key_of(word).startswith(name + ".") for name in goal.foreign):
-            raise ConfigError(f"{word} has no meaning for task={task}; {goal.remedy}")
+            raise ConfigError(f"{word} has no meaning for task={config.task}; {goal.remedy}")
+    return goal, config, wanted

@@ -7,17 +7,14 @@ import dataclasses
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.cli.console import emit
-from launcher.cli.overrides import NamedOption, add_overrides, check_keys, layouts_asked
+from launcher.cli.overrides import NamedOption, add_overrides, goal_asked
+from launcher.config import Config
+from launcher.goals.goal import GoalPlan
+from launcher.goals.views import Answer
 from launcher.named_files import check_own
 from trainer.shared.run.errors import ConfigError
-
-if TYPE_CHECKING:
-    from launcher.config import Config
-    from launcher.goals.goal import GoalPlan
-    from launcher.goals.views import Answer
 
 PICTURE = "timeline.svg"
 
@@ -46,15 +43,9 @@ def main(argv: list[str]) -> int:
     """0 when something fits, and keeps the limits; 1 when nothing is likely to."""
     arguments = parser().parse_intermixed_args(argv)
     check_options(arguments)
-    from launcher.config import compose
-    from launcher.goals.goal import goal_of
-
-    wanted, others = layouts_asked(arguments.overrides)
-    config = limited(compose(others, arguments.config_dir), arguments.limit)
-    goal = goal_of(config.task)
-    check_keys(arguments.overrides, goal, config.task)
+    goal, config, wanted = goal_asked(arguments.overrides, arguments.config_dir)
     started = time.perf_counter()
-    planned = goal.plan(config, wanted)
+    planned = goal.plan(limited(config, arguments.limit), wanted)
     answer = answer_of(planned, arguments, time.perf_counter() - started)
     emit(dataclasses.replace(answer, views=[planned.heading(), *answer.views]), arguments.json)
     return 0 if planned.found or arguments.explain is not None else 1

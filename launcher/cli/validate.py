@@ -6,20 +6,21 @@ import argparse
 import csv
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.cli.console import emit
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.cli.repeats import warn
+from launcher.config import compose
+from launcher.config.trainer import TrainerProfile
+from launcher.goals.goal import FOLDERS, Goal, goal_of
 from launcher.named_files import check_file, check_own, write_named
+from launcher.tables.canonical import COLUMNS
+from launcher.tables.inference import COLUMNS as REQUESTS
+from launcher.tables.inference import is_inference
 from trainer.shared.run.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from launcher.config.trainer import TrainerProfile
-    from launcher.goals.goal import Goal
 
 DESCRIPTION = """\
 Predicts every row of a table of measured training runs and prints, per source, how far off step time and peak memory are, how well the
@@ -43,8 +44,6 @@ def main(argv: list[str]) -> int:
         return print_columns()
     if arguments.table is None:
         raise ConfigError("which table? give a CSV file of measured runs; 'trireme validate --columns' lists what it holds")
-    from launcher.goals.goal import goal_of
-    from launcher.tables.inference import is_inference
 
     out = arguments.out
     if out is not None and check_file(out, "--out") == Path(arguments.table).resolve():
@@ -53,13 +52,13 @@ def main(argv: list[str]) -> int:
         check_own(out, "--out", wrote)
     goal = goal_of("inference" if is_inference(arguments.table) else "train")
     check_options(goal, arguments)
-    table = goal.table(arguments.table, trainer_of(arguments))
-    if not (lines := table.lines()):
+    table = goal.table(arguments.table, trainer_of(arguments), arguments.sweeps)
+    if not table.lines:
         raise ConfigError(f"{arguments.table} has a line of column names and no row; add the {goal.measured} that were measured")
     warn(table.repeats, "each counts by itself; leave out the one that is wrong")
     if out is not None:
-        write(goal, lines, out)
-    emit(table.answer(arguments.sweeps), arguments.json)
+        write(goal, table.lines, out)
+    emit(table.answer, arguments.json)
     return 0 if table.predicted else 1
 
 
@@ -72,8 +71,6 @@ def check_options(goal: Goal, arguments: argparse.Namespace) -> None:
 
 def print_columns() -> int:
     """What a table holds."""
-    from launcher.tables.canonical import COLUMNS
-    from launcher.tables.inference import COLUMNS as REQUESTS
 
     for title, columns in (("training:", COLUMNS), ("\ninference:", REQUESTS)):
         print(title)
@@ -84,7 +81,6 @@ def print_columns() -> int:
 
 def trainer_of(arguments: argparse.Namespace) -> TrainerProfile | None:
     """The profile that replaces those of all rows, where ``trainer=NAME`` is given."""
-    from launcher.config import compose
 
     if strange := [word for word in arguments.overrides if key_of(word).split(".")[0] != "trainer"]:
         raise ConfigError(f"{strange[0]} changes nothing in a table of measured runs; only trainer=NAME does, and keys of trainer")
@@ -106,7 +102,6 @@ def parser() -> argparse.ArgumentParser:
 
 def wrote(text: str) -> bool:
     """Whether a file that begins like this holds predictions, of any kind of table."""
-    from launcher.goals.goal import FOLDERS, goal_of
 
     return text.splitlines()[0] in {",".join(goal_of(task).columns) for task in FOLDERS}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launcher.config import Config
 from launcher.config.trainer import TrainerProfile
 from launcher.goals.views import Answer, View
-from launcher.search.policy import Searched, SearchTrial, TrialObservation
+from launcher.search.policy import SearchTrial, TrialObservation
 from launcher.tables.repeats import Repeat
 
 if TYPE_CHECKING:
@@ -56,12 +56,8 @@ class Written:
 class GoalSearch(Protocol):
     """A search that is about to run: its candidates, and what is told of it. ``found`` is how it went."""
 
-    @property
-    def problem(self) -> Searched[Any]: ...
-
-    @property
-    def teaches(self) -> bool:
-        """Whether its trials say what the cost model's constants are on this machine."""
+    problem: Any  # a ``Searched``
+    teaches: bool  # whether its trials say what the cost model's constants are on this machine
 
     def size(self) -> str:
         """Returns how many candidates there are, in words."""
@@ -74,33 +70,28 @@ class GoalSearch(Protocol):
 
     def front(self, found: SearchOutcome[Any]) -> dict[str, Any]:
         """Returns what report and MLflow show besides the ranking."""
+        return {}
 
     def recipes(self, found: SearchOutcome[Any], default: Config) -> dict[str, tuple[dict[str, Any], str]]:
         """Returns each recommendation by the name of its recipe: what differs from ``default``, and what it is."""
 
     def files(self, name: str, found: SearchOutcome[Any]) -> dict[str, str]:
         """Returns the winner of the search ``name`` in its trainer's own words, by file name."""
+        return {}
 
     def document(self, name: str, found: SearchOutcome[Any], written: Written) -> dict[str, Any]:
         """Returns what was found, as plain data."""
 
 
-class GoalTable(Protocol):
-    """A table of measured runs and what is predicted of its rows, for ``trireme validate``."""
+@dataclass(frozen=True)
+class GoalTable:
+    """A table of measured runs: each row's prediction or the reason why it has none, how many have one, how good they are, and repeats of
+    a layout that contradict each other."""
 
-    @property
-    def predicted(self) -> int:
-        """How many rows could be predicted."""
-
-    @property
-    def repeats(self) -> Sequence[Sequence[Repeat]]:
-        """Repeats of a layout that contradict each other."""
-
-    def lines(self) -> list[Sequence[Any]]:
-        """Returns each row's prediction, or the reason why it has none."""
-
-    def answer(self, with_sweeps: bool) -> Answer:
-        """Returns how good the predictions are."""
+    lines: Sequence[Sequence[Any]]
+    predicted: int
+    answer: Answer
+    repeats: Sequence[Sequence[Repeat]] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ class Goal:
     recipes: Mapping[str, str]  # what the names of a search's recipes end in
     measured: str  # what the rows of a table are
     columns: Sequence[str]  # of a row's prediction
-    table: Callable[[str, TrainerProfile | None], GoalTable]
+    table: Callable[[str, TrainerProfile | None, bool], GoalTable]  # of a file, by a trainer, sweep by sweep too
     fixed: str = ""  # how a table is called that says all itself, so that no option changes what is predicted
 
 

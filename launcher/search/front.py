@@ -122,11 +122,3 @@ def behind(seconds: np.ndarray, cost: np.ndarray, best: np.ndarray) -> tuple[np.
     """How much slower and how much dearer (in logarithms) each point is than each of the points ``best``: twice (points, best). Where
     both are above 0 it is beaten."""
     return np.log(seconds)[:, None] - np.log(seconds[best]), np.log(cost)[:, None] - np.log(cost[best])
-
-
-def behind_front(chosen: np.ndarray, seconds: np.ndarray, cost: np.ndarray) -> float:
-    """How far ``chosen`` points are from the true front: the largest factor, over its points, by which the nearest chosen one is slower or
-    dearer, less 1."""
-    best = front(seconds, cost)
-    factors = np.maximum(seconds[chosen][None] / seconds[best][:, None], cost[chosen][None] / cost[best][:, None])
-    return float(factors.min(axis=1).max() - 1)

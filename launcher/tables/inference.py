@@ -24,10 +24,9 @@ from launcher.cost.inputs.shape import Shape
 from launcher.cost.thresholds import FITS
 from launcher.tables import canonical
 from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
-from launcher.tables.metrics import Errors, Verdicts
+from launcher.tables.metrics import Errors, Verdicts, by_cell, check_unit
 from launcher.tables.predictions import stacked
 from trainer.shared.families.registry import FAMILIES
-from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import RATED
 
 MODES = ("static", "closed", "open")
@@ -236,17 +235,11 @@ def _verdict(judged: JudgedRequest) -> tuple[bool, bool, float, float] | None:
 
 
 def check_units(judged: Sequence[JudgedRequest]) -> None:
-    """Raises ``ConfigError`` where a source's measurements are so far from all predictions that they must be in other units."""
-    pairs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for j in judged:
-        if pair := j.pair:
-            pairs[j.row["source"] or "(no source)", judged_by(j.row)].append(pair)
-    for (source, kind), members in pairs.items():
-        errors, (column, unit) = Errors.of(members), UNITS[kind]
-        if errors and not 0.01 < errors.bias < 100:
-            less = (errors.bias > 1) != (kind == "token")  # a rate is the less the longer a token takes
-            factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if less else 'more'}"
-            raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
+    """Raises ``ConfigError`` where a source's measurements must be in other units."""
+    for source, members in by_cell(judged, "source").items():
+        for kind, (column, unit) in UNITS.items():
+            pairs = [pair for j in members if judged_by(j.row) == kind and (pair := j.pair)]
+            check_unit(Errors.of(pairs), source, column, unit, rate=kind == "token")
 
 
 def weighted_median(errors: Sequence[float], models: Sequence[Any]) -> float:
@@ -259,12 +252,4 @@ def weighted_median(errors: Sequence[float], models: Sequence[Any]) -> float:
 
 def by_model(judged: Sequence[JudgedRequest]) -> dict[str, RequestSummary]:
     """Figures of each model, in order of appearance."""
-    groups: dict[str, list[JudgedRequest]] = defaultdict(list)
-    for j in judged:
-        groups[j.row["model"] or "(no model)"].append(j)
-    return {model: summary(members) for model, members in groups.items()}
-
-
-def unanswered(judged: Sequence[JudgedRequest]) -> Counter[str]:
-    """How many rows have no prediction, by reason."""
-    return Counter(j.reason for j in judged if j.reason)
+    return {model: summary(members) for model, members in by_cell(judged, "model").items()}

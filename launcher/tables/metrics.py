@@ -11,10 +11,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+
+from trainer.shared.run.errors import ConfigError
+
+R = TypeVar("R", bound=Any)
+"""A row of a table with what is predicted of it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,22 @@ class Errors:
         errors = [abs(p / m - 1) for p, m in pairs]
         bias = math.exp(statistics.fmean(math.log(p / m) for p, m in pairs))
         return cls(len(pairs), statistics.median(errors), statistics.fmean(errors), float(np.quantile(errors, 0.9)), bias)
+
+
+def by_cell(rows: Iterable[R], column: str) -> dict[str, list[R]]:
+    """Returns rows by what they say in a column, in order of appearance."""
+    groups: dict[str, list[R]] = defaultdict(list)
+    for one in rows:
+        groups[one.row[column] or f"(no {column})"].append(one)
+    return groups
+
+
+def check_unit(errors: Errors | None, source: str, column: str, unit: str, rate: bool = False) -> None:
+    """Raises ``ConfigError`` where measurements are so far from all predictions that they must be in another unit. A ``rate`` is the less
+    the longer what it counts takes."""
+    if errors and not 0.01 < errors.bias < 100:
+        factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if (errors.bias > 1) != rate else 'more'}"
+        raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
 
 
 @dataclass(frozen=True)

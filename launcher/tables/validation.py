@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +18,8 @@ from launcher.cost.thresholds import FITS
 from launcher.cost.uncertainty import TimeSurrogate, Traits, coordinates
 from launcher.tables.canonical import MeasuredRun, Unanswerable
 from launcher.tables.cases import TableCase, asked_cells, table_case
-from launcher.tables.metrics import Errors, Verdicts, correlation, regret
+from launcher.tables.metrics import Errors, Verdicts, by_cell, check_unit, correlation, regret
 from launcher.tables.predictions import RowPrediction, predict_rows
-from trainer.shared.run.errors import ConfigError
 
 MIN_SWEEP = 5
 """Measured rows that make a sweep worth ranking."""
@@ -148,24 +147,14 @@ def _verdict(judged: Judged) -> tuple[bool, bool, float, float] | None:
 
 def by_source(judged: Sequence[Judged]) -> dict[str, Summary]:
     """Figures of each source, in order of appearance."""
-    groups: dict[str, list[Judged]] = defaultdict(list)
-    for j in judged:
-        groups[j.row["source"] or "(no source)"].append(j)
-    return {source: summary(members) for source, members in groups.items()}
+    return {source: summary(members) for source, members in by_cell(judged, "source").items()}
 
 
 def check_units(judged: Sequence[Judged]) -> None:
-    """Raises ``ConfigError`` where a source's measurements are so far from all predictions that they must be in other units."""
+    """Raises ``ConfigError`` where a source's measurements must be in other units."""
     for source, each in by_source(judged).items():
-        for column, unit, errors in (("step times", "seconds", each.time), ("peak_memory_gb", "1e9 bytes", each.memory)):
-            if errors and not 0.01 < errors.bias < 100:
-                factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if errors.bias > 1 else 'more'}"
-                raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
-
-
-def unanswered(judged: Sequence[Judged]) -> Counter[str]:
-    """How many rows have no prediction, by reason."""
-    return Counter(j.reason for j in judged if j.prediction is None)
+        check_unit(each.time, source, "step times", "seconds")
+        check_unit(each.memory, source, "peak_memory_gb", "1e9 bytes")
 
 
 def sweeps(judged: Sequence[Judged]) -> list[RankedSweep]:

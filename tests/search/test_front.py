@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.published.convert import converted
-from benchmarks.replay.fronts import grids, replay_front
+from benchmarks.replay.fronts import behind_front, grids, replay_front
 from launcher.config.hardware import shipped_hardware
 from launcher.planning.serving.plan import front
-from launcher.search.front import FrontSearch, behind_front
+from launcher.search.front import FrontSearch
 from launcher.tables.canonical import MeasuredRun, write
 from launcher.tables.inference import read
 

@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from benchmarks.replay.fronts import behind_front
 from launcher.backends import pool
 from launcher.backends.pool import Backends
 from launcher.cli import search as verb
@@ -25,7 +26,6 @@ from launcher.goals.serving.goal import GOAL
 from launcher.labels import seconds
 from launcher.planning.serving.plan import plan_inference
 from launcher.results import front, report
-from launcher.search.front import behind_front
 from launcher.search.policy import SearchTrial
 from launcher.search.serving import ServingPolicy, ServingProblem, serving_problem
 from launcher.sweep import loop, multirun, stopping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.config import Config, locate_data
 from launcher.config.hardware import hardware_files
-from launcher.goals.goal import Wanted, Written
+from launcher.goals.goal import GoalSearch, Wanted, Written
 from launcher.goals.serving.plan import ServingPlan, advised, plan_serving
 from launcher.goals.views import GoalColumn, Line, Listing, View
 from launcher.labels import amount, error_of, percent, plural, seconds
@@ -47,7 +47,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class ServingSearch:
+class ServingSearch(GoalSearch):
     """The candidates of a search."""
 
     problem: ServingProblem
@@ -95,9 +95,6 @@ class ServingSearch:
                 took = f"{seconds(done.values['latency_ms'][row] / 1e3)} a request, {amount(done.values['throughput'][row])} requests/s"
                 made[goal] = (self._recipe(row, default), f"{goal}, {name_of(done.table[row])}, {took}")
         return made
-
-    def files(self, name: str, found: SearchOutcome[ServingPolicy]) -> dict[str, str]:
-        return {}
 
     def document(self, name: str, found: SearchOutcome[ServingPolicy], written: Written) -> dict[str, Any]:
         problem, planned, done = self.problem, self.problem.planned, self._measured(found)

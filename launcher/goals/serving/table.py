@@ -5,52 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from launcher.config.hardware import hardware_files
 from launcher.config.trainer import TrainerProfile
 from launcher.cost.thresholds import FITS
+from launcher.goals.goal import GoalTable
 from launcher.goals.views import Answer, Grid, View, not_predicted
 from launcher.labels import percent
-from launcher.tables.inference import JudgedRequest, RequestSummary, by_model, check_units, judge, read, summary, unanswered
-from launcher.tables.repeats import Repeat
+from launcher.tables.inference import JudgedRequest, RequestSummary, by_model, check_units, judge, read, summary
 
 COLUMNS = ("row", "latency_ms", "ttft_ms", "tpot_ms", "memory_gb", "oom", "reason")
 HEADS = ("model", "rows", "timed", "median error", "p90", "bias", "out of memory", "F1")
 
 
-@dataclass(frozen=True)
-class ServingTable:
-    """Rows with what is predicted of each."""
-
-    judged: Sequence[JudgedRequest]
-    repeats: Sequence[Sequence[Repeat]] = ()
-
-    @cached_property
-    def everything(self) -> RequestSummary:
-        return summary(self.judged)
-
-    @property
-    def predicted(self) -> int:
-        return self.everything.predicted
-
-    def lines(self) -> list[Sequence[Any]]:
-        return [(j.row.number, *_cells(j), j.reason) for j in self.judged]
-
-    def answer(self, with_sweeps: bool) -> Answer:
-        whole = summary([j for j in self.judged if j.whole])
-        found = {**by_model(self.judged), "all": self.everything, "rows with full configuration": whole}
-        missing = unanswered(self.judged)
-        return Answer({"models": {name: _document(each) for name, each in found.items()}, "not predicted": missing}, _shown(found, missing))
-
-
-def serving_table(path: str, trainer: TrainerProfile | None) -> ServingTable:
-    """Reads a table and predicts its rows, each with its engine."""
+def serving_table(path: str, trainer: TrainerProfile | None, with_sweeps: bool) -> GoalTable:
+    """Reads a table and judges its rows, each with its engine."""
     judged = judge(read(path), hardware_files())
     check_units(judged)
-    return ServingTable(judged)
+    whole = summary([j for j in judged if j.whole])
+    found = {**by_model(judged), "all": summary(judged), "rows with full configuration": whole}
+    missing = Counter(j.reason for j in judged if j.reason)
+    document = {"models": {name: _document(each) for name, each in found.items()}, "not predicted": missing}
+    lines = [(j.row.number, *_cells(j), j.reason) for j in judged]
+    return GoalTable(lines, found["all"].predicted, Answer(document, _shown(found, missing)))
 
 
 def _shown(found: Mapping[str, RequestSummary], missing: Counter[str]) -> Iterator[View]:

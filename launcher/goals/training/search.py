@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config import Config, locate_data, resolve
 from launcher.config.command import command_of
 from launcher.config.hardware import hardware_files
-from launcher.goals.goal import Wanted, Written
+from launcher.goals.goal import GoalSearch, Wanted, Written
 from launcher.goals.views import Entry, GoalColumn, Line, Listing, View
 from launcher.labels import error_of, interval, percent, plural, seconds
 from launcher.planning.layout_filter import widen_space
@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class TrainingSearch:
+class TrainingSearch(GoalSearch):
     """Candidates among so many ``layouts``. ``asked`` is the configuration before its data were looked for."""
 
     problem: SearchProblem
@@ -60,9 +60,6 @@ class TrainingSearch:
 
     def won(self, found: SearchOutcome[Policy]) -> bool:
         return bool(found.policy.ranking())
-
-    def front(self, found: SearchOutcome[Policy]) -> dict[str, Any]:
-        return {}
 
     def recipes(self, found: SearchOutcome[Policy], default: Config) -> dict[str, tuple[dict[str, Any], str]]:
         if not (ranking := found.policy.ranking()):

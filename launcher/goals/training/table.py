@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from launcher.config.hardware import hardware_files
 from launcher.config.trainer import TrainerProfile
 from launcher.cost.thresholds import FITS
+from launcher.goals.goal import GoalTable
 from launcher.goals.views import Answer, Grid, Line, View, not_predicted
 from launcher.labels import percent
 from launcher.tables.canonical import read
-from launcher.tables.repeats import Repeat, of_rows
-from launcher.tables.validation import Judged, RankedSweep, Summary, by_source, check_units, judge, summary, unanswered
+from launcher.tables.repeats import of_rows
+from launcher.tables.validation import Judged, RankedSweep, Summary, by_source, check_units, judge, summary
 
 COLUMNS = ("row", "step_time_s", "peak_mem_gb", "oom", "reason")
 TIME = ("source", "rows", "asked", "timed", "median error", "p90", "bias", "in 80 %", "sweeps", "rank corr.", "regret")
@@ -25,56 +24,33 @@ SWEEPS = ("sweep", "rows", "rank corr.", "regret", "median error", "bias")
 WHOLE = "dense rows with full configuration"
 
 
-@dataclass(frozen=True)
-class TrainingTable:
-    """Rows with what is predicted of each."""
-
-    judged: Sequence[Judged]
-
-    @cached_property
-    def everything(self) -> Summary:
-        return summary(self.judged)
-
-    @property
-    def predicted(self) -> int:
-        return self.everything.predicted
-
-    @property
-    def repeats(self) -> Sequence[Sequence[Repeat]]:
-        return of_rows(each.case for each in self.judged if each.case is not None)
-
-    def lines(self) -> list[Sequence[Any]]:
-        return [(j.row.number, *_cells(j), j.reason) for j in self.judged]
-
-    def answer(self, with_sweeps: bool) -> Answer:
-        sources, whole = by_source(self.judged), summary([j for j in self.judged if j.whole])
-        missing = unanswered(self.judged)
-        document = {
-            "all": _document(self.everything),
-            WHOLE: _document(whole),
-            "sources": {source: _document(each) for source, each in sources.items()},
-            "not predicted": missing,
-        }
-        return Answer(document, self._shown(sources, whole, missing, with_sweeps))
-
-    def _shown(self, sources: Mapping[str, Summary], whole: Summary, missing: Counter[str], with_sweeps: bool) -> Iterator[View]:
-        summaries = {**sources, "all": self.everything, WHOLE: whole}
-        yield _grid("step time", summaries, TIME, _times)
-        yield _grid("memory", summaries, MEMORY, _memory)
-        if with_sweeps:
-            yield Grid(SWEEPS, [_sweep(sweep) for sweep in self.everything.sweeps], "sweeps", figures=True, compact=True)
-        covered = [each.coverage for each in sources.values() if each.coverage is not None]
-        if covered:
-            share = percent(sum(covered) / len(covered))
-            yield Line(f"inside of the 80 % interval: {percent(self.everything.coverage)} of rows, {share} with each source counted once")
-        yield from not_predicted(missing)
-
-
-def training_table(path: str, trainer: TrainerProfile | None) -> TrainingTable:
-    """Reads a table and predicts its rows, as if measured with ``trainer`` if one is given."""
+def training_table(path: str, trainer: TrainerProfile | None, with_sweeps: bool) -> GoalTable:
+    """Reads a table and judges its rows, as if measured with ``trainer`` if one is given."""
     judged = judge(read(path), hardware_files(), trainer=trainer)
     check_units(judged)
-    return TrainingTable(judged)
+    everything, whole, sources = summary(judged), summary([j for j in judged if j.whole]), by_source(judged)
+    missing = Counter(j.reason for j in judged if j.reason)
+    document = {
+        "all": _document(everything),
+        WHOLE: _document(whole),
+        "sources": {source: _document(each) for source, each in sources.items()},
+        "not predicted": missing,
+    }
+    views = _shown({**sources, "all": everything, WHOLE: whole}, list(sources), missing, with_sweeps)
+    lines = [(j.row.number, *_cells(j), j.reason) for j in judged]
+    return GoalTable(lines, everything.predicted, Answer(document, views), of_rows(j.case for j in judged if j.case is not None))
+
+
+def _shown(found: Mapping[str, Summary], sources: Sequence[str], missing: Counter[str], with_sweeps: bool) -> Iterator[View]:
+    everything, covered = found["all"], [each.coverage for name, each in found.items() if name in sources and each.coverage is not None]
+    yield _grid("step time", found, TIME, _times)
+    yield _grid("memory", found, MEMORY, _memory)
+    if with_sweeps:
+        yield Grid(SWEEPS, [_sweep(sweep) for sweep in everything.sweeps], "sweeps", figures=True, compact=True)
+    if covered:
+        share = percent(sum(covered) / len(covered))
+        yield Line(f"inside of the 80 % interval: {percent(everything.coverage)} of rows, {share} with each source counted once")
+    yield from not_predicted(missing)
 
 
 def _cells(judged: Judged) -> tuple[str, str, str]:
