@@ -68,7 +68,9 @@ def replay(arguments: argparse.Namespace) -> int:
     """Searches the sweeps of a table: ``benchmarks.replay`` does, which is part of the repository and of no installed package."""
     try:
         from benchmarks.replay.table import replay
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("benchmarks"):
+            raise
         raise ConfigError(
             f"--replay={arguments.replay} is searched by benchmarks/ of Trireme's repository, which is not installed; run it in a checkout"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,12 @@ def test_a_replay_without_trials_says_nothing_of_the_best(trireme: Any) -> None:
     assert code == 1 and "inf" not in out and "nan" not in out
     code, out, _ = trireme("search", "--replay", CSV, "search.max_gpu_hours=0", "--json")
     assert code == 1 and {each["behind_best"] for each in json.loads(out)} == {None}
+
+
+def test_a_replay_without_the_repository_is_one_plain_line(trireme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "benchmarks.replay.table", None)
+    code, out, err = trireme("search", "--replay", CSV)
+    assert code == 2 and out == "" and err.count("\n") == 1 and "run it in a checkout" in err
 
 
 def test_options_and_overrides_come_in_any_order(trireme: Any) -> None:
