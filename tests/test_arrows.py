@@ -75,7 +75,7 @@ LAUNCHER = {
     "stages": ("config", "cost", "trials", "backends", "sweep"),
     "cli": (
         *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep", "goals", "stages"),
-        *("labels", "interrupt", "named_files"),
+        *("labels", "interrupt", "named_files", "own_python"),
     ),
     "__main__": ("cli", "own_python"),
 }  # fmt: skip

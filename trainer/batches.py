@@ -25,7 +25,7 @@ from trainer.tensor.placed import Texts
 class TokenBatch:
     """A replica's tokens of one step (``trainer.pipeline.runtime.Batch``)."""
 
-    rows: Tensor | None  # [micro-batches, s + 1, b]; what is no target is given as its complement
+    rows: Tensor | None  # [micro-batches, s + 1, b]; a position without a target holds the complement of its token
     step: int
     first_row: int  # in the global batch
     size: int  # b

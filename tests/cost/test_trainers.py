@@ -391,7 +391,7 @@ def test_chunks_hide_more_of_what_is_reduced_and_gathered_once_a_step() -> None:
 def test_context_ranks_share_states_and_add_up_gradients_like_replicas() -> None:
     bare = changed(profile("megatron_core"), {"overlap.gathers": False, "overlap.gradients": False, "overlap.refresh": False})
     replicas = cases(layout(1, 1, 8), bare)
-    table = to_table([layout(1, 1, 1, context=8, sharding=ShardingConfig(1, 1, 1))])
+    table = to_table([layout(1, 1, 1, context=8, sharding=ShardingConfig(1, 1, 8))])
     context = replace(replicas, table=table)
     found, wanted = (states.work(case, stages.held(case)) for case in (context, replicas))
     assert (found.reduce[0], found.refresh[0], found.optimizer[0]) == pytest.approx(
