@@ -15,17 +15,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ValueType:
-    """``base`` is a dataclass, a scalar, ``Any``, or a list, tuple or dict with entries of type ``entry``; ``optional`` allows None."""
+    """``base`` is a dataclass, a scalar, ``Any``, or a list, tuple or dict; ``optional`` allows None."""
 
     base: Any
     optional: bool = False
-    entry: ValueType | None = None
-
-    @property
-    def holds(self) -> ValueType:
-        """The type of each entry of a list or mapping."""
-        assert self.entry is not None
-        return self.entry
+    holds: Any = None  # the ``ValueType`` of each entry of a list, tuple or dict
 
     @property
     def keyed(self) -> bool:
@@ -42,7 +36,7 @@ def value_type(hint: Any) -> ValueType:
     if origin in (typing.Union, types.UnionType):
         inner = next(option for option in arguments if option is not type(None))
         return dataclasses.replace(value_type(inner), optional=True)
-    return ValueType(origin or hint, entry=value_type(arguments[1 if origin is dict else 0]) if arguments else None)
+    return ValueType(origin or hint, holds=value_type(arguments[1 if origin is dict else 0]) if arguments else None)
 
 
 @cache
