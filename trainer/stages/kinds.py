@@ -21,7 +21,7 @@ from trainer.shared.run.stages import COMPLETIONS
 from trainer.stages.make import StageWork, input_problem
 
 FIGURES, CHOICE = ".training.json", ".choice.json"
-"""How a training went, and which was chosen. Hidden, as they are no part of the weights that an artifact's digest names."""
+"""How a training went, and which was chosen. Hidden, as they do not belong to the weights that an artifact's digest names."""
 
 
 class TrainWork(StageWork):
