@@ -6,12 +6,13 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from launcher.backends.contract import BackendError
-from launcher.backends.pool import Backends
 from launcher.cli.overrides import NamedOption
-from launcher.sweep.reconcile import catch_up
-from launcher.trials.store import Store, Sweep
+
+if TYPE_CHECKING:
+    from launcher.trials.store import Store, Sweep
+
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of a folder that can be read all the same."""
@@ -28,6 +29,8 @@ def sweep_parser(verb: str, description: str) -> argparse.ArgumentParser:
 
 def open_sweep(arguments: argparse.Namespace) -> Sweep:
     """The sweep that was asked for. Trials that a launcher left in a queue are asked after; ``ConfigError`` when there is no such sweep."""
+    from launcher.trials.store import Store
+
     store = Store(arguments.dir)
     return caught_up(store, lambda: store.sweep(arguments.sweep))
 
@@ -35,6 +38,10 @@ def open_sweep(arguments: argparse.Namespace) -> Sweep:
 def caught_up(store: Store, read: Callable[[], Sweep]) -> Sweep:
     """The sweep that ``read`` reads, its trials asked after; as last recorded, and said to be, where no queue answers, or nothing can be
     written down: what is known can be read on a full disk, and by those who may only read."""
+    from launcher.backends.contract import BackendError
+    from launcher.backends.pool import Backends
+    from launcher.sweep.reconcile import catch_up
+
     sweep = read()
     try:
         with Backends() as backends:

@@ -8,32 +8,24 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import wide_console
 from launcher.cli.machines import FOLDER, target, write
 from launcher.cli.overrides import NamedOption, add_folder
 from launcher.cli.rank import repeated, table_rows
 from launcher.cli.repeats import MEDIAN, warn
-from launcher.config import compose
-from launcher.config.compose import config_groups
-from launcher.config.constants import constant_entries
-from launcher.config.hardware import HardwareFiles, hardware_files
-from launcher.config.schema import HardwareConfig
-from launcher.config.uncertainty import shipped_widths, widths_on
-from launcher.cost.inputs.constants import SHIPPED
 from launcher.labels import percent, plural, shown
 from launcher.named_files import check_file
-from launcher.results.measurements import measure
-from launcher.results.ranking import rank
-from launcher.tables.canonical import MeasuredRun, Unanswerable, read
-from launcher.tables.cases import table_case
-from launcher.tables.learning import RATE, Lesson, as_id, learn
-from launcher.tables.repeats import of_rows
-from launcher.tables.validation import check_units, judge
-from launcher.trials.store import Store
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.read import to_dict
+
+if TYPE_CHECKING:
+    from launcher.config.hardware import HardwareFiles
+    from launcher.config.schema import HardwareConfig
+    from launcher.tables.canonical import MeasuredRun
+    from launcher.tables.learning import Lesson
+
 
 DESCRIPTION = """\
 Learns from one, three, many measured runs of one machine what the cost model's constants are there: a Bayesian update whose prior is the
@@ -67,6 +59,11 @@ SAID = 0.9
 def main(argv: list[str]) -> int:
     """0 when a file was written or shown."""
     arguments = parser().parse_args(argv)
+    from launcher.config.hardware import hardware_files
+    from launcher.tables.canonical import read
+    from launcher.tables.repeats import of_rows
+    from launcher.tables.validation import check_units, judge
+
     if arguments.show is not None:
         return show_file(arguments.show, arguments.config_dir, arguments.json)
     files, runs = hardware_files(arguments.config_dir), arguments.runs
@@ -106,6 +103,11 @@ def parser() -> argparse.ArgumentParser:
 
 def sweep_rows(name: str | None, folder: str) -> list[MeasuredRun]:
     """The trials of a sweep as rows of a canonical table."""
+    from launcher.results.measurements import measure
+    from launcher.results.ranking import rank
+    from launcher.tables.canonical import MeasuredRun
+    from launcher.trials.store import Store
+
     sweep = Store(folder).sweep(name)
     ranked = rank(measure(sweep.records))
     warn(repeated(sweep, ranked), MEDIAN)
@@ -133,6 +135,10 @@ def machine_of_rows(rows: Sequence[MeasuredRun], known: HardwareFiles) -> str:
 
 def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) -> Lesson:
     """What ``rows`` teach of ``hardware``. ``ConfigError`` where the cost model can say nothing of any."""
+    from launcher.tables.canonical import Unanswerable
+    from launcher.tables.cases import table_case
+    from launcher.tables.learning import learn
+
     cases, reasons = [], []
     for row in rows:
         try:
@@ -172,6 +178,10 @@ def show(lesson: Lesson, path: Path) -> None:
 
 def show_file(name: str, folder: Path | None, as_json: bool) -> int:
     """What the hardware file ``name`` has learnt. ``ConfigError`` where there is none, or it has learnt nothing."""
+    from launcher.config import compose
+    from launcher.config.compose import config_groups
+    from launcher.tables.learning import as_id
+
     known = config_groups(folder).get("hardware", [])
     if name not in known:
         raise ConfigError(f"--show={name} is no hardware file{nearest(name, known)}; there are {listed(known)}")
@@ -189,6 +199,11 @@ def show_file(name: str, folder: Path | None, as_json: bool) -> int:
 
 def words(hardware: HardwareConfig) -> list[str]:
     """What a file has learnt, one sentence for each thing, the surest first. What the runs say nothing of is left out."""
+    from launcher.config.constants import constant_entries
+    from launcher.config.uncertainty import shipped_widths, widths_on
+    from launcher.cost.inputs.constants import SHIPPED
+    from launcher.tables.learning import RATE
+
     learnt, factor, known = hardware.learnt, hardware.time_factor, shipped_widths().constant * SAID
     widths = widths_on(learnt)
     lines = [f"learnt from {plural(len(learnt.get('runs', [])), 'run')}:"]

@@ -6,13 +6,14 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from launcher.backends.contract import BackendError
-from launcher.backends.pool import Backends
 from launcher.cli.overrides import NamedOption
-from launcher.sweep.reconcile import stop
-from launcher.trials.store import Record, Store
 from trainer.shared.records.outcome import Status
+
+if TYPE_CHECKING:
+    from launcher.trials.store import Record, Store
+
 
 _PATIENCE_SECONDS = 60.0  # a rank may finish its step and write a checkpoint
 
@@ -28,6 +29,11 @@ def main(argv: list[str]) -> int:
         "--forget", action="store_true", help="give up what cannot be reached any more: nothing is asked of its place, where it may go on"
     )
     arguments = parser.parse_args(argv)
+    from launcher.backends.contract import BackendError
+    from launcher.backends.pool import Backends
+    from launcher.sweep.reconcile import stop
+    from launcher.trials.store import Store
+
     store = Store(arguments.dir)
     records = store.sweep(arguments.target).records if arguments.target in store.names() else [store.trial(arguments.target)]
     unended = [record for record in records if not record.status.final]

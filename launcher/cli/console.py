@@ -9,16 +9,18 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from launcher.goals.views import Answer, Grid, Line, Listing, View
 from launcher.labels import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
 
 WIDE = 1000
 GAP = 2
@@ -47,6 +49,7 @@ class Column:
 def wide_console() -> Console:
     """Standard output as a console. A pipe or a file has no width, unless COLUMNS gives it one. What is printed is often data, a name
     that somebody gave a device or a source: brackets and colons in it mean nothing, and it cannot steer a terminal."""
+    from rich.console import Console
 
     class Output(Console):
         def render_str(self, text: str, **options: Any) -> Text:
@@ -64,6 +67,8 @@ def wide_console() -> Console:
 
 def titled(title: str, text: str) -> Text:
     """``title: text``, the title in bold."""
+    from rich.text import Text
+
     return Text.assemble((shown(title), "bold"), shown(f": {text}"))
 
 
@@ -128,6 +133,10 @@ def _wanted(column: Column, tight: bool) -> int:
 
 def fitted_table(columns: Sequence[Column], width: int, styles: Sequence[str]) -> Table:
     """A table of the columns that fit. ``styles`` are those of the rows."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     kept = chosen_columns(columns, width)
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for column, room in zip(kept, _widths(kept, width), strict=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from launcher.config.packages import need
 from launcher.own_python import run
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 2 wrong input."""
+    from launcher.config.packages import need
+
     need("train", "converting weights")
     return run("trainer.convert", *argv)

@@ -9,25 +9,23 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from launcher.cli.console import wide_console
 from launcher.cli.machines import target, write
-from launcher.config import Config, compose, resolve
-from launcher.config.hardware import shipped_hardware
-from launcher.config.schema import HardwareConfig
-from launcher.cost.calibration import hardware
 from launcher.named_files import check_file
-from launcher.sweep.oneoff import JobError, run_job
-from launcher.trials.job import JobState
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+    from launcher.config.schema import HardwareConfig
+    from launcher.trials.job import JobState
+
 
 DESCRIPTION = """\
 Measures, in a minute or so, what ranks really get: matrix products by shape and precision, memory bandwidth, what issuing an operation
@@ -49,6 +47,11 @@ examples:
 def main(argv: list[str]) -> int:
     """0 when a file was written, 1 when the ranks failed."""
     arguments = parser().parse_intermixed_args(argv)
+    from launcher.config import compose
+    from launcher.config.hardware import shipped_hardware
+    from launcher.cost.calibration import hardware
+    from launcher.sweep.oneoff import JobError, run_job
+
     path = target(arguments.name, "--name")
     check_file(path, "--name")
     config = asked(compose(arguments.overrides))
@@ -82,6 +85,8 @@ def parser() -> argparse.ArgumentParser:
 
 def asked(config: Config) -> Config:
     """The run that measures: one replica per rank, so that every rank of the cluster takes part."""
+    from launcher.config import resolve
+
     world = config.cluster.world_size
     run = dataclasses.replace(config.run, task="probe", global_batch=world)
     plain = dataclasses.replace(config, model=ModelConfig(), layout=LayoutConfig(), data=DataConfig(kind="synthetic"), run=run)
@@ -126,6 +131,9 @@ def document(found: HardwareConfig, path: Path, seconds: float) -> dict[str, Any
 
 def show(found: HardwareConfig, path: Path, seconds: float) -> None:
     """The figures for people."""
+    from rich import box
+    from rich.table import Table
+
     figures = found.calibration
     console = wide_console()
     shapes = list(dict.fromkeys((p["m"], p["n"], p["k"]) for p in figures["products"]))

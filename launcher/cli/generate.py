@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.overrides import add_folder
-from launcher.config.packages import need
 from launcher.own_python import run
 from trainer.shared.records.model_files import model_of
 from trainer.shared.records.stage_run import StageRun
@@ -32,6 +31,8 @@ FLAGS = ("--json", "-h", "--help")
 
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 1 the job failed, 2 wrong input."""
+    from launcher.config.packages import need
+
     need("train", "generating text")
     words, overrides, own = split(argv)
     if not overrides:

@@ -7,14 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.backends import backend_for
-from launcher.backends.contract import Backend
-from launcher.backends.logs import log_attempts
 from launcher.cli.overrides import NamedOption
-from launcher.trials.job import Job
-from launcher.trials.store import Record, Store, recorded_cluster
 from trainer.shared.run.errors import ConfigError, listed
+
+if TYPE_CHECKING:
+    from launcher.backends.contract import Backend
+    from launcher.trials.job import Job
+    from launcher.trials.store import Record, Store
+
 
 _WAIT_SECONDS = 0.5
 
@@ -30,6 +32,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--attempt", type=int, metavar="N", help="only this attempt (default: the newest)")
     parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
+    from launcher.trials.store import Store
+
     record = Store(arguments.dir).trial(arguments.trial)
     if arguments.rank is not None and not 0 <= arguments.rank < record.world_size:
         raise ConfigError(f"--rank {arguments.rank} is not a rank of trial {record.id}; use 0 to {record.world_size - 1}")
@@ -43,6 +47,8 @@ def main(argv: list[str]) -> int:
 
 def _newest(record: Record, attempt: int | None) -> Iterator[str]:
     """The log of one attempt, as far as it goes."""
+    from launcher.backends.logs import log_attempts
+
     attempts = log_attempts(record.directory)
     current = record.handle is not None and attempt in (None, record.attempt)
     chosen = record.attempt if current else attempt if attempt is not None else max(attempts, default=record.attempt)
@@ -75,10 +81,16 @@ def _follow(store: Store, record: Record) -> Iterator[str]:
 
 
 def _open(record: Record) -> Backend:
+    from launcher.backends import backend_for
+    from launcher.trials.store import recorded_cluster
+
     if not record.cluster:
         raise ConfigError(f"the record of trial {record.id} is gone; its logs are in {Path(record.directory, 'logs')}")
     return backend_for(recorded_cluster(record))
 
 
 def _job(record: Record, attempt: int) -> Job:
+    from launcher.trials.job import Job
+    from launcher.trials.store import recorded_cluster
+
     return Job(record.id, record.sweep, attempt, record.directory, recorded_cluster(record), record.world_size)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.config.compose import parse_override
-from launcher.config.folders import conf_dir
-from launcher.config.schema import HardwareConfig
-from launcher.config.text_keys import TEXT, as_typed
-from launcher.config.yaml_text import as_config_yaml
 from launcher.named_files import write_named
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
+
+if TYPE_CHECKING:
+    from launcher.config.schema import HardwareConfig
+
 
 FOLDER = Path("runs") / "hardware"
 """Where ``hardware=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml)."""
@@ -21,6 +21,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def target(name: str, option: str, folder: Path = FOLDER) -> Path:
     """The file to write for ``name``, which ``option`` gives. ``ConfigError`` when ``hardware=NAME`` could not find it."""
+    from launcher.config.folders import conf_dir
+
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{option}={name!r} cannot name a file; use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
@@ -36,11 +38,16 @@ def target(name: str, option: str, folder: Path = FOLDER) -> Path:
 
 def _is_word(name: str) -> bool:
     """Whether ``hardware=NAME`` means that word, and not nothing."""
+    from launcher.config.compose import parse_override
+    from launcher.config.text_keys import TEXT, as_typed
+
     return bool(parse_override(f"hardware={as_typed(name, TEXT, True)}").value() == name)
 
 
 def write(path: Path, found: HardwareConfig, words: str, option: str) -> None:
     """The file as Hydra composes it, whole or not at all; ``words`` say where it comes from."""
+    from launcher.config.yaml_text import as_config_yaml
+
     default = type(found)()
     values = {key: value for key, value in to_dict(found).items() if value != getattr(default, key) or key == "name"}
     wide = {key: values.pop(key) for key in ("learnt", "calibration") if key in values}

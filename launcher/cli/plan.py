@@ -7,14 +7,18 @@ import dataclasses
 import math
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.cli.console import emit
 from launcher.cli.overrides import NamedOption, add_overrides, goal_asked
-from launcher.config import Config
-from launcher.goals.goal import GoalPlan
 from launcher.goals.views import Answer
 from launcher.named_files import check_own
 from trainer.shared.run.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+    from launcher.goals.goal import GoalPlan
+
 
 PICTURE = "timeline.svg"
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from launcher.cli.main import VERBS
 from launcher.cli.overrides import PathOption
-from launcher.config.compose import compose
-from launcher.config.packages import need
 from launcher.own_python import run
 from trainer.shared.records.trial_files import CONFIG
 from trainer.shared.run.read import save
@@ -40,6 +38,9 @@ def main(argv: list[str]) -> int:
         "--tasks-folder", action=PathOption, metavar="DIR", default=Path("data/tasks"), help="where it goes (default: %(default)s)"
     )
     arguments = parser.parse_intermixed_args(argv)
+    from launcher.config.compose import compose
+    from launcher.config.packages import need
+
     if arguments.tasks is not None:
         need("train", "fetching tasks")
         return run("trainer.generate.harness", arguments.tasks, str(arguments.tasks_folder))

@@ -6,27 +6,23 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from launcher import labels
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
 from launcher.cli.repeats import warn
-from launcher.config.hardware import hardware_files
-from launcher.config.trainers import OWN
 from launcher.named_files import check_own
-from launcher.results.measurements import measure
-from launcher.results.ranking import Measurement, leaders, rank
-from launcher.tables.canonical import COLUMNS, write
-from launcher.tables.own import own_row
-from launcher.tables.repeats import Repeat, contradictions
-from launcher.trials.labels import heading, trial_labels
-from launcher.trials.store import Record, Sweep, recorded_cluster, recorded_run
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.results.ranking import Measurement
+    from launcher.tables.repeats import Repeat
+    from launcher.trials.store import Record, Sweep
+
 
 DESCRIPTION = """\
 Trials that ran to the end come first, by median step time after warm-up. "=" marks trials that the measurements cannot tell
@@ -49,6 +45,10 @@ def main(argv: list[str]) -> int:
         help="also write the trials as a table that 'trireme validate' and 'search --replay' read",
     )
     arguments = parser.parse_args(argv)
+    from launcher.results.measurements import measure
+    from launcher.results.ranking import rank
+    from launcher.tables.canonical import write
+
     if arguments.csv is not None:
         check_own(arguments.csv, "--csv", wrote_csv)
     sweep = open_sweep(arguments)
@@ -66,6 +66,8 @@ def main(argv: list[str]) -> int:
 
 def repeated(sweep: Sweep, ranked: Sequence[Measurement]) -> list[list[Repeat]]:
     """Trials of a sweep that differ in nothing which changes a step time, and contradict each other."""
+    from launcher.tables.repeats import contradictions
+
     configs = {record.id: _timed(record) for record in sweep.records}
     return contradictions((configs[m.trial], m.trial, m.step_time_s) for m in ranked if m.place and m.step_time_s)
 
@@ -78,12 +80,20 @@ def _timed(record: Record) -> str:
 
 def wrote_csv(text: str) -> bool:
     """Whether a file that begins like this holds trials: the canonical columns, and this project's trainer in the first row."""
+    from launcher.config.trainers import OWN
+    from launcher.tables.canonical import COLUMNS
+
     rows = csv.DictReader(text.splitlines())
     return list(rows.fieldnames or ()) == list(COLUMNS) and next(rows, {}).get("trainer", OWN) == OWN
 
 
 def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Each trial that was measured or ran out of memory as cells of a canonical table."""
+    from launcher import labels
+    from launcher.config.hardware import hardware_files
+    from launcher.tables.own import own_row
+    from launcher.trials.store import recorded_cluster, recorded_run
+
     hardware, records, rows = hardware_files(), {record.id: record for record in sweep.records}, []
     for m in ranked:
         short = m.reason is Reason.OUT_OF_MEMORY
@@ -101,6 +111,10 @@ def table_rows(sweep: Sweep, ranked: Sequence[Measurement]) -> list[dict[str, An
 
 def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     """The ranking for people: a table of the trials, and a list of those that have no place, with the reason."""
+    from launcher import labels
+    from launcher.results.ranking import leaders
+    from launcher.trials.labels import heading, trial_labels
+
     names = trial_labels(sweep.records)
     trials = [m for m in ranked if m.status is not Status.PRUNED]
     console.print(heading(sweep.name, sweep.records), markup=False)
@@ -133,6 +147,8 @@ def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
 
 def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column]:
     """Prediction and measurement side by side once anything was predicted; MFU where the device's peak is known."""
+    from launcher import labels
+
     errors = [labels.error_of(m.predicted_step_time_s, m.step_time_s) for m in trials]
     made = [
         Column("", [f"{m.place or ''}{'=' if m.tied_with_best else ''}" for m in trials]),
@@ -163,4 +179,6 @@ def outcome(m: Measurement) -> str:
 
 def first_line(detail: str) -> str:
     """Of what was said of a trial, the first line: the rest is in its logs."""
+    from launcher import labels
+
     return labels.one_line(next(iter(detail.splitlines()), ""))

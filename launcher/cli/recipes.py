@@ -6,7 +6,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from launcher.config.yaml_text import as_config_yaml
 from launcher.named_files import write_named
 
 HEADER = "# @package _global_\n"
@@ -14,6 +13,8 @@ HEADER = "# @package _global_\n"
 
 def as_yaml(recipe: dict[str, Any], comment: str = "") -> str:
     """The file: Hydra's package line, a comment, the keys."""
+    from launcher.config.yaml_text import as_config_yaml
+
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(comment, 130))
     return HEADER + lines + as_config_yaml(recipe, default_flow_style=None, width=140)
 

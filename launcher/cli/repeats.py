@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from launcher.labels import seconds, shown
-from launcher.tables.repeats import Repeat
+
+if TYPE_CHECKING:
+    from launcher.tables.repeats import Repeat
+
 
 SHOWN = 4
 """Of the repeats of a layout: the rest is counted."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.overrides import NamedOption
 from launcher.named_files import check_own, write_named
-from launcher.results.report import render
 
 
 def main(argv: list[str]) -> int:
@@ -15,6 +14,8 @@ def main(argv: list[str]) -> int:
     parser = sweep_parser("report", "Write a sweep's report: one HTML page that needs no network.")
     parser.add_argument("-o", "--output", action=NamedOption, default="report.html", help="the page to write (default: %(default)s)")
     arguments = parser.parse_args(argv)
+    from launcher.results.report import render
+
     check_own(arguments.output, "--output", lambda text: "· Trireme</title>" in text)
     sweep = open_sweep(arguments)
 

@@ -6,21 +6,21 @@ import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli import calibrate, recipes
 from launcher.cli.console import emit
 from launcher.cli.on_cluster import alone, name_of_search, recipe_path, say, searched
 from launcher.cli.overrides import NamedOption, add_overrides, goal_asked, typed
-from launcher.config import Config, compose, to_config
-from launcher.config.compose import plain_errors
-from launcher.goals.goal import Goal, GoalSearch, Wanted, Written, goal_of
 from launcher.goals.views import Answer
 from launcher.named_files import check_file, check_folder, write_named
-from launcher.planning.layout_filter import columns_wanted, from_layout
-from launcher.sweep.search import SearchOutcome
-from launcher.trials.store import Store
 from trainer.shared.run.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+    from launcher.goals.goal import Goal, GoalSearch, Wanted, Written
+    from launcher.sweep.search import SearchOutcome
+
 
 DESCRIPTION = """\
 Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, ends one whose step
@@ -47,6 +47,8 @@ examples:
 def main(argv: list[str]) -> int:
     """0 when something was measured that can be recommended, 1 when nothing was; ``Interrupted`` after what was found by then is shown."""
     arguments = parser().parse_intermixed_args(argv)
+    from launcher.config import compose
+
     if arguments.replay is not None:
         return replay(arguments)
     if arguments.only is not None:
@@ -81,6 +83,11 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
     """Searches among the values that ``arguments`` give to layout keys, all else fixed, for Hydra's sweeper plugin."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    from launcher.config import to_config
+    from launcher.config.compose import plain_errors
+    from launcher.goals.goal import goal_of
+    from launcher.planning.layout_filter import columns_wanted, from_layout
+
     with plain_errors():
         parsed = list(zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True))
         swept = {o.key_or_group: [typed(value) for value in o.sweep_iterator()] for _, o in parsed if o.is_sweep_override()}
@@ -93,6 +100,8 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
 
 def run(goal: Goal, config: Config, default: Config, overrides: Sequence[str], wanted: Wanted, as_json: bool = False) -> int:
     """Searches and reports. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values."""
+    from launcher.trials.store import Store
+
     goal.check(config)
     name = name_of_search(config, overrides)
     paths = {key: recipe_path(f"{config.search.recipe or name}{end}") for key, end in goal.recipes.items()}
@@ -118,6 +127,8 @@ def write(
     name: str, search: GoalSearch, found: SearchOutcome[Any], paths: Mapping[str, Path], default: Config, overrides: Sequence[str]
 ) -> Written:
     """Writes what can be taken up from here: what was learnt, and where the search came to its end, what it recommends."""
+    from launcher.goals.goal import Written
+
     config = search.problem.config
     made = {} if found.unfinished else search.recipes(found, default)
     for key, (recipe, what) in made.items():

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FrameType
 
 from launcher.cli.generate import copier, for_generation, parsed, split, told
-from launcher.config.packages import need
 from launcher.interrupt import leave
 from launcher.own_python import finding_ours, module
 from trainer.shared.run.command_lines import ServeCommand, asked, serve_parser
@@ -19,6 +18,8 @@ from trainer.shared.run.stages import STOP
 
 def main(argv: list[str]) -> int:
     """Exit code 0 when it was asked to end, 1 the job failed, 2 wrong input."""
+    from launcher.config.packages import need
+
     words, overrides, own = split(argv)
     if not overrides:
         need("train", "serving a model")

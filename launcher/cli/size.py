@@ -8,25 +8,24 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli import recipes
 from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.on_cluster import FOLDER, alone
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
-from launcher.config import Config, compose, conf_dir
-from launcher.config.hardware import hardware_files
 from launcher.labels import plural
 from launcher.named_files import check_own
-from launcher.planning.baseline import Baseline, baseline
-from launcher.planning.plan import plan
-from launcher.planning.recipe import recipe
-from launcher.planning.shapes import count, shape_for
-from launcher.planning.size import DAY, MEMORY, TOKENS_PER_PARAMETER, Budget, Choice, Seconds, alternatives, largest, seconds_at
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.read import from_dict, to_dict
 from trainer.shared.run.schema import RECOMPUTE, LayoutConfig, ModelConfig
+
+if TYPE_CHECKING:
+    from launcher.config import Config
+    from launcher.planning.baseline import Baseline
+    from launcher.planning.size import Budget, Choice, Seconds
+
 
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
 """Keys that may be given. Other keys are outputs of this command."""
@@ -52,6 +51,8 @@ examples:
 def main(argv: list[str]) -> int:
     """Prints tables and the configuration; 0, or 2 for wrong input."""
     arguments = parser().parse_intermixed_args(argv)
+    from launcher.planning.baseline import baseline
+
     positive(arguments)
     check(arguments)
     if arguments.out is not None:
@@ -130,6 +131,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 def basis(arguments: argparse.Namespace) -> tuple[Budget | None, Seconds | None, Config | None]:
     """The budget, how long a model trains, and the cluster whose layouts are planned (None with --tflops or without GPUs)."""
+    from launcher.planning.size import Budget, seconds_at
+
     if arguments.gpus is None:
         return None, None, None
     budget = Budget(arguments.gpus, arguments.days) if arguments.days else None
@@ -141,6 +144,8 @@ def basis(arguments: argparse.Namespace) -> tuple[Budget | None, Seconds | None,
 
 def cluster_of(arguments: argparse.Namespace) -> Config:
     """The configuration whose cluster has exactly the GPUs asked for."""
+    from launcher.config import compose
+
     config = compose(["run.precision=bf16", *arguments.overrides], arguments.config_dir)
     if not config.cluster.hardware.peak_tflops:
         raise ConfigError("which GPUs? name them with hardware=NAME (conf/hardware), or say what one achieves with --tflops")
@@ -158,6 +163,7 @@ def cluster_of(arguments: argparse.Namespace) -> Config:
 
 def planned_seconds(config: Config) -> Seconds:
     """Training time by the cost model: steps of the best layout that fits."""
+    from launcher.planning.baseline import baseline
 
     def seconds(model: ModelConfig, tokens: float) -> float:
         start = baseline(model, max(tokens, 1e9), config.cluster.world_size)
@@ -170,6 +176,8 @@ def planned_seconds(config: Config) -> Seconds:
 
 def best_layout(config: Config) -> tuple[LayoutConfig, float]:
     """The fastest layout that fits, and its step time; the time is infinite when none fits."""
+    from launcher.planning.plan import plan
+
     planned = plan(config, dataclasses.replace(config.search.space, partial_recompute=False))
     if not len(planned.order):
         return config.layout, math.inf
@@ -179,6 +187,9 @@ def best_layout(config: Config) -> tuple[LayoutConfig, float]:
 
 def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Seconds | None) -> tuple[Choice, list[Choice]]:
     """The model asked for, and the alternatives of the same budget."""
+    from launcher.planning.shapes import count, shape_for
+    from launcher.planning.size import DAY, TOKENS_PER_PARAMETER, Choice, alternatives, largest
+
     seq = arguments.seq or 2048
     if arguments.parameters is not None:
         model = shape_for(arguments.family, arguments.parameters, arguments.vocab, seq)
@@ -197,6 +208,10 @@ def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Second
 
 def configuration(choice: Choice, start: Baseline, config: Config | None, arguments: argparse.Namespace) -> dict[str, Any]:
     """What differs from the defaults, as a recipe: model, optimizer, run, and the layout and cluster where they are planned."""
+    from launcher.config import compose
+    from launcher.config.hardware import hardware_files
+    from launcher.planning.recipe import recipe
+
     ready = dataclasses.replace(config or compose([]), model=start.model, optimizer=start.optimizer, run=start.run)
     if config is not None:
         ready = dataclasses.replace(ready, run=dataclasses.replace(start.run, precision=config.run.precision))
@@ -209,6 +224,8 @@ def configuration(choice: Choice, start: Baseline, config: Config | None, argume
 
 def how_to_use(path: Path) -> str:
     """The command that trains the recipe at ``path``, or where it has to be for that."""
+    from launcher.config import conf_dir
+
     places = (folder / f"{path.stem}.yaml" for folder in (conf_dir() / "recipe", FOLDER))
     if path.resolve() == next((place.resolve() for place in places if place.is_file()), None):
         return f"use it: trireme train recipe={path.stem}"
@@ -217,6 +234,8 @@ def how_to_use(path: Path) -> str:
 
 def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any], arguments: argparse.Namespace) -> None:
     """The tables for people, and the configuration unless it went into a file."""
+    from launcher.planning.size import MEMORY
+
     console, all_of_them = wide_console(), (choice, *others)
     figures = {
         "parameters": [f"{each.parameters / 1e9:.4g} B" for each in all_of_them],

@@ -7,18 +7,19 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from launcher.backends.snapshot import CodeSnapshot
 from launcher.cli.arguments import caught_up
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
 from launcher.labels import one_line
-from launcher.trials.labels import duration, elapsed_s, heading, state, step, total_steps, trial_labels
-from launcher.trials.store import Record, Store, Sweep
 from trainer.shared.records.outcome import Status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.trials.store import Record, Store, Sweep
+
 
 _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", Status.STOPPED: "yellow", Status.PRUNED: "dim"}
 
@@ -33,6 +34,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     arguments = parser.parse_args(argv)
+    from launcher.backends.snapshot import CodeSnapshot
+    from launcher.trials.store import Store
+
     store = Store(arguments.dir)
     if arguments.all:
         sweeps = [store.sweep(name) for name in store.names()]
@@ -53,6 +57,8 @@ def main(argv: list[str]) -> int:
 
 def _asked_for(store: Store, name: str | None) -> Sweep:
     """A sweep or a pipeline; or one of a stage alone, where a stage is named."""
+    from launcher.trials.store import Sweep
+
     record = store.stage(name) if name is not None and name not in store.names() else None
     return (
         store.sweep(name) if record is None else Sweep(f"{record.sweep}.{record.stage}", record.created or 0.0, record.launcher, [record])
@@ -73,6 +79,8 @@ def _print(document: Any, show: Callable[[Console], None], as_json: bool) -> Non
 
 
 def _as_json(record: Record) -> dict[str, Any]:
+    from launcher.trials.labels import elapsed_s, step, total_steps
+
     return {
         "trial": record.id,
         "stage": record.stage or None,
@@ -93,6 +101,8 @@ def _as_json(record: Record) -> dict[str, Any]:
 
 def _show(console: Console, sweep: Sweep) -> None:
     """A table of the trials, and what was said of them below it."""
+    from launcher.trials.labels import heading, trial_labels
+
     names = trial_labels(sweep.records)
     trials = [record for record in sweep.records if record.status is not Status.PRUNED]
     of_stages = any(record.stage for record in sweep.records)
@@ -106,6 +116,8 @@ def _show(console: Console, sweep: Sweep) -> None:
 
 
 def _columns(trials: Sequence[Record], names: dict[str, str]) -> list[Column]:
+    from launcher.trials.labels import duration, elapsed_s, state, step, total_steps
+
     steps = [(step(record) or 0, total_steps(record)) for record in trials]
     return [
         Column("trial", [record.id for record in trials], keep=1),

@@ -10,15 +10,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.overrides import add_overrides
-from launcher.config import check_launchable, compose, locate_data, resolve
-from launcher.config.command import command_of, mentioned
-from launcher.config.trainer import LaunchProfile, TrainerProfile
-from launcher.config.trainers import profile, profile_names
 from launcher.labels import shown
-from launcher.sweep.oneoff import JobError, run_job
+
+if TYPE_CHECKING:
+    from launcher.config.trainer import LaunchProfile, TrainerProfile
+
 
 DESCRIPTION = """\
 Without arguments: every trainer profile, and what it can be told. With 'check' and the overrides of a run: two steps of that run on its
@@ -46,6 +45,8 @@ def main(argv: list[str]) -> int:
 
 def show(own: Path | None, as_json: bool) -> int:
     """Print all profiles."""
+    from launcher.config.trainers import profile, profile_names
+
     found = {name: told(profile(name, own)) for name in profile_names(own)}
     if as_json:
         print(json.dumps(found, indent=1))
@@ -60,6 +61,8 @@ def show(own: Path | None, as_json: bool) -> int:
 
 def told(trainer: TrainerProfile) -> dict[str, Any]:
     """Name, program, and the layout keys that it can be told with their values (null: any); null where it cannot be launched."""
+    from launcher.config.command import mentioned
+
     keys = mentioned(trainer.launch) if trainer.foreign else None
     told = {name: values for name, values in sorted((keys or {}).items()) if name.startswith("layout.") or name == "zero"}
     words = {name: sorted(values) if values is not None else None for name, values in told.items()}
@@ -68,6 +71,10 @@ def told(trainer: TrainerProfile) -> dict[str, Any]:
 
 def check(overrides: list[str], own: Path | None, as_json: bool) -> int:
     """Run ``STEPS`` steps of what ``overrides`` say."""
+    from launcher.config import check_launchable, compose, locate_data, resolve
+    from launcher.config.command import command_of
+    from launcher.sweep.oneoff import JobError, run_job
+
     config = compose(overrides, own)
     check_launchable(config)
     short = dataclasses.replace(config.run, steps=STEPS, warmup_steps=STEPS - 1)

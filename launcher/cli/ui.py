@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.cli.arguments import open_sweep, sweep_parser
-from launcher.config.packages import need
 from launcher.interrupt import asked, leave
-from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
-from launcher.tracking.names import view_name
-from launcher.tracking.server import LocalServer, PortLost, ServerError, runs_page, server_port
-from launcher.trials.store import Store, Sweep, owner_of
 from trainer.shared.run.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.trials.store import Store, Sweep
+
 
 PORT = 5000
 
@@ -22,6 +22,12 @@ def main(argv: list[str]) -> int:
     parser = sweep_parser("ui", "Serve the MLflow page of all sweeps on this machine until Ctrl-C, and print where it shows SWEEP.")
     parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
     arguments = parser.parse_args(argv)
+    from launcher.config.packages import need
+    from launcher.tracking.mirror import tracking_of
+    from launcher.tracking.names import view_name
+    from launcher.tracking.server import runs_page
+    from launcher.trials.store import Store, owner_of
+
     need("mlflow", "MLflow's page")
     sweep, store = open_sweep(arguments), Store(arguments.dir)
     _port(arguments.port)  # refuses one that is taken before anything is copied
@@ -39,6 +45,8 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
 
     ``ConfigError`` when ``wanted`` cannot be copied.
     """
+    from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
+
     for name in store.names():
         if name != wanted.name and tracking_of(store.sweep(name)).uri is None:
             trouble = attempt(MlflowSweep(store.root, name))
@@ -55,6 +63,8 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
 def serve(root: Path, wanted: int | None, experiment: str, view: str) -> int:
     """Run the server in the foreground: Ctrl-C, SIGTERM or a closed terminal ends it and all its processes. A port that others were quicker
     to take is given up."""
+    from launcher.tracking.server import LocalServer, PortLost, ServerError, runs_page
+
     while True:
         try:
             with asked(leave), LocalServer(root, _port(wanted)) as server:
@@ -71,6 +81,8 @@ def serve(root: Path, wanted: int | None, experiment: str, view: str) -> int:
 
 
 def _port(wanted: int | None) -> int:
+    from launcher.tracking.server import server_port
+
     port = server_port(PORT if wanted is None else wanted)
     if wanted and wanted != port:
         raise ConfigError(f"--port={wanted} cannot be used on this machine; choose another, or leave it out for a free one")

@@ -8,19 +8,18 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import emit
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
 from launcher.cli.repeats import warn
-from launcher.config import compose
-from launcher.config.trainer import TrainerProfile
-from launcher.goals.goal import FOLDERS, Goal, goal_of
 from launcher.named_files import check_file, check_own, write_named
-from launcher.tables.canonical import COLUMNS
-from launcher.tables.inference import COLUMNS as REQUESTS
-from launcher.tables.inference import is_inference
 from trainer.shared.run.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.config.trainer import TrainerProfile
+    from launcher.goals.goal import Goal
+
 
 DESCRIPTION = """\
 Predicts every row of a table of measured training runs and prints, per source, how far off step time and peak memory are, how well the
@@ -40,6 +39,9 @@ example:
 def main(argv: list[str]) -> int:
     """0 when at least one row could be predicted, 1 when none."""
     arguments = parser().parse_intermixed_args(argv)
+    from launcher.goals.goal import goal_of
+    from launcher.tables.inference import is_inference
+
     if arguments.columns:
         return print_columns()
     if arguments.table is None:
@@ -71,6 +73,8 @@ def check_options(goal: Goal, arguments: argparse.Namespace) -> None:
 
 def print_columns() -> int:
     """What a table holds."""
+    from launcher.tables.canonical import COLUMNS
+    from launcher.tables.inference import COLUMNS as REQUESTS
 
     for title, columns in (("training:", COLUMNS), ("\ninference:", REQUESTS)):
         print(title)
@@ -81,6 +85,7 @@ def print_columns() -> int:
 
 def trainer_of(arguments: argparse.Namespace) -> TrainerProfile | None:
     """The profile that replaces those of all rows, where ``trainer=NAME`` is given."""
+    from launcher.config import compose
 
     if strange := [word for word in arguments.overrides if key_of(word).split(".")[0] != "trainer"]:
         raise ConfigError(f"{strange[0]} changes nothing in a table of measured runs; only trainer=NAME does, and keys of trainer")
@@ -102,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
 
 def wrote(text: str) -> bool:
     """Whether a file that begins like this holds predictions, of any kind of table."""
+    from launcher.goals.goal import FOLDERS, goal_of
 
     return text.splitlines()[0] in {",".join(goal_of(task).columns) for task in FOLDERS}
 
