@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     check_options(arguments)
     goal, config, wanted = goal_asked(arguments.overrides, arguments.config_dir)
+    if arguments.measure is not None and goal.unmeasured:
+        raise ConfigError(goal.unmeasured)
     started = time.perf_counter()
     planned = goal.plan(limited(config, arguments.limit), wanted)
     answer = answer_of(planned, arguments, time.perf_counter() - started)

@@ -108,6 +108,7 @@ class Goal:
     measured: str  # what the rows of a table are
     columns: Sequence[str]  # of a row's prediction
     table: Callable[[str, TrainerProfile | None, bool], GoalTable]  # of a file, by a trainer, sweep by sweep too
+    unmeasured: str = ""  # why no runs are named that teach most; empty where they are
     fixed: str = ""  # how a table is called that says all itself, so that no option changes what is predicted
 
 

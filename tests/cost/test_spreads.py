@@ -12,8 +12,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from benchmarks import replay, spreads
+from benchmarks import spreads
 from benchmarks.left_out import Learner
+from benchmarks.replay import __main__ as replay
 from benchmarks.spreads import FINE, LEARNT, Missed, likeliest, runs_of
 from launcher.config.hardware import shipped_hardware
 from launcher.config.uncertainty import shipped_widths

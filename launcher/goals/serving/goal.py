@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.config.rules import check_installed
 from launcher.goals.goal import Goal
 from launcher.goals.serving import search, table
-from launcher.goals.serving.plan import plan_serving
+from launcher.goals.serving.plan import UNMEASURED, plan_serving
 
 GOAL = Goal(
     foreign=(
@@ -21,5 +21,6 @@ GOAL = Goal(
     measured="requests",
     columns=table.COLUMNS,
     table=table.serving_table,
+    unmeasured=UNMEASURED,
     fixed="a table of inference, whose rows name their engine",
 )

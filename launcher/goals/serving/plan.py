@@ -27,6 +27,8 @@ from launcher.tables.trace import read_trace
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
 
+UNMEASURED = "--measure is for trainings; 'trireme search task=inference' measures what may be on the front"
+
 
 @dataclass(frozen=True)
 class ServingPlan:
@@ -80,7 +82,7 @@ class ServingPlan:
         return Answer(one, views)
 
     def measures(self, count: int, overrides: Sequence[str]) -> Answer:
-        raise ConfigError("--measure is for trainings; 'trireme search task=inference' measures what may be on the front")
+        raise ConfigError(UNMEASURED)
 
     def entry(self, row: int) -> dict[str, Any]:
         """Returns one row as plain data: figures, and every part of time and memory, those of time beside their speed of light."""
