@@ -74,7 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(alone or item.path.name))
     chosen = [item for item in items if _belongs(item, config.getoption("--campaign"))]
     if len(chosen) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = _in_turn(chosen)
 
 

@@ -17,6 +17,8 @@ from trainer.shared.records.manifest import CheckpointError, read_manifest
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
 
+pytestmark = pytest.mark.slow  # imports torch
+
 
 def entered(root: Path, attempt: int = 0, run: str = "a run") -> Folder:
     folder = Folder(root, run, attempt, token=f"start{attempt}")

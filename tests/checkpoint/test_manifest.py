@@ -15,6 +15,8 @@ from tests.checkpoint.worlds import assert_holds, global_state, owned_by
 from trainer.shared.records.manifest import MANIFEST
 from trainer.shared.run.errors import ConfigError
 
+pytestmark = pytest.mark.slow  # imports torch
+
 WRONG = (None, True, "text", -1, 10**12, 1.5, [], {}, [[0, -1]])
 OPTIONAL = {("data", "seq"), ("pieces", 0, "crc32", "exp_avg"), ("pieces", 0, "crc32", "exp_avg_sq")}
 """What may be missing: moments that were not saved."""

@@ -29,6 +29,8 @@ from tests.draws import draws
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.value_types import value_type
 
+pytestmark = pytest.mark.slow  # composes and plans whole runs
+
 TYPED = ["2024_05_01", "1.10", "1e3", "+5", "true", "inf", "n[1-4]", "h100&ib", "it's", "a=b", "#1", "0x1F", "4:00:00"]
 """What Hydra or YAML read as something else, or not at all."""
 ROOT = Path(__file__).resolve().parents[2]

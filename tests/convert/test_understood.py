@@ -17,6 +17,8 @@ from trainer.shared.records.model_files import from_config, to_config
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
 
+pytestmark = pytest.mark.slow  # imports transformers
+
 HEADER: dict[str, Any] = {
     "general.architecture": "llama",
     "llama.block_count": 2,

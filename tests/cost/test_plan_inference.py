@@ -29,6 +29,8 @@ from launcher.tables.trace import read_trace
 from tests.draws import draws
 from trainer.shared.run.errors import ConfigError
 
+pytestmark = pytest.mark.slow  # composes and plans whole runs
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / name for name in ("commands.md", "inference.md", "how-to/serving.md")]
 BASE = ["task=inference", "recipe=gpt3_175b", "workload=nemo", "cluster.nodes=8", "serving.weights=fp16", "serving.kv=fp16"]

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.single_operations import Table, memory_bound, of_products
 from launcher.config.constants import constant_entries
 
+pytestmark = pytest.mark.slow  # imports torch
+
 TABLE = Path(__file__).parents[2] / "benchmarks" / "single_operations.csv"
 RESTING = {name: entry for name, entry in constant_entries().items() if TABLE.name in entry["source"]}
 

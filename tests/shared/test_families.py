@@ -14,6 +14,8 @@ import pytest
 from tests.shared import new_family
 from trainer.shared.families.registry import FAMILIES
 
+pytestmark = pytest.mark.slow  # imports torch
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = "trainer/shared/families"
 

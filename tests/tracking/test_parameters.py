@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
@@ -12,6 +13,8 @@ from launcher.tracking.names import RUN_STATUS, accepted, params
 from launcher.trials.store import Record
 from tests.draws import draws
 from trainer.shared.records.outcome import Status
+
+pytestmark = pytest.mark.slow  # imports mlflow
 
 
 def test_variables_of_the_ranks_and_where_runs_are_mirrored_are_no_parameters(tmp_path: Path) -> None:
