@@ -1,4 +1,4 @@
-"""What a verb asks of a goal."""
+"""The interface between verbs and goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verb answers, as plain data: the document that ``--json`` prints, and the lines and tables that people read instead."""
+"""Answers of verbs as plain data: the document that ``--json`` prints, and the lines and tables that people read instead."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ View = str | Line | Listing | Grid
 
 @dataclass(frozen=True)
 class Answer:
-    """What a verb found. ``views`` may be made as they are shown. ``said`` goes to standard error where people read the answer."""
+    """Holds what a verb found. ``views`` may be made as they are shown. ``said`` goes to standard error where people read the answer."""
 
     document: Any
     views: Iterable[View]

@@ -1,4 +1,4 @@
-"""What a pipeline would run: every stage resolved and checked before the first is started."""
+"""Plans a pipeline: every stage resolved and checked before the first is started."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, Tun
 PLACE = ("cluster", "hardware")
 """Keys of where a stage runs."""
 ArtifactKinds = Mapping[str, tuple[ArtifactKind, ...]]
-"""Of each input, the kinds that it may be of."""
+"""The kinds that each input may have."""
 MODEL = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE)
-"""What weights are read from."""
+"""The kinds from which weights are read."""
 _PLAIN, _NOT_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*"), ("null", "true", "false", "inf", "nan")
 """What Hydra reads back as the same text without quotes, but for these words."""
 

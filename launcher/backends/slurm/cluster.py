@@ -112,7 +112,7 @@ class SlurmCluster(ClusterConfig):
 
     @property
     def starter(self) -> str:
-        """What starts the ranks: srun or torchrun."""
+        """Returns the program that starts the ranks: srun or torchrun."""
         return self.launch or ("torchrun" if self.container_runtime == "oci" else "srun")
 
     @property

@@ -1,4 +1,4 @@
-"""What a job is under Slurm, derived from it once: its size, the variables of its ranks, and what a container is given."""
+"""Derives once, from a job, its form under Slurm: its size, the variables of its ranks, and the options of a container."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class ReferenceModel:
 
 @dataclass(frozen=True)
 class FamilyDefaults:
-    """What the models of one family share. Batches in tokens, by parameters; interpolated between, constant outside."""
+    """Holds the values that the models of one family share. Batches in tokens, by parameters; interpolated between, constant outside."""
 
     models: tuple[ReferenceModel, ...]  # ascending in size
     vocab: int
