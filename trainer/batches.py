@@ -34,6 +34,7 @@ class TokenBatch:
     chunk_mb: float  # logits at once
     fused: bool  # the loss of them, by compiled kernels
     packed: bool  # rows hold several texts each
+    logit_cap: float | None = None
     shares: Tensor | None = None  # [micro-batches, b]: what a target of each row counts, where tasks are tuned at once
     tasks: int = 1  # in the global batch
 
@@ -55,7 +56,7 @@ class TokenBatch:
         """The head, and what its logits are compared with."""
         assert self.rows is not None and isinstance(head, ColumnLinear)
         weight = self.weight if self.shares is None else self.weight * self.shares[micro_batch]
-        return head, Targets(self.rows[micro_batch, 1:], weight, self.columns, self.chunk_mb, self.fused)
+        return head, Targets(self.rows[micro_batch, 1:], weight, self.columns, self.chunk_mb, self.fused, self.logit_cap)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
         texts = Texts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
@@ -107,7 +108,8 @@ class BatchReader:
         here = None if rows is None else rows.to(device, non_blocking=True)
         chunk, fused = run.loss_chunk_mb or LOSS_CHUNK_MB[device.type], compiles(run.compile, device)
         weight = loss_scale / self.tokens
-        return TokenBatch(here, step, self.first, self.size, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack)
+        sizes, cap = (step, self.first, self.size), self.config.model.logit_cap
+        return TokenBatch(here, *sizes, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack, cap)
 
     def _with_shares(self, batch: TokenBatch, start: int) -> TokenBatch:
         """Returns ``batch`` with what a target of each row counts, where tasks are tuned at once: all rows of the global batch decide."""

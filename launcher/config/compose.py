@@ -7,6 +7,7 @@ Hydra is given the schema as plain data: it knows every key, and every value is 
 from __future__ import annotations
 
 import copy
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -25,7 +26,7 @@ from launcher.config.trainers import TRAINERS
 from launcher.config.yaml_text import read_yaml
 from trainer.shared.records.model_files import read_model
 from trainer.shared.run.errors import ConfigError, listed, nearest
-from trainer.shared.run.read import to_dict
+from trainer.shared.run.read import flatten, to_dict
 from trainer.shared.run.schema import METHODS
 from trainer.shared.run.value_types import ValueType
 
@@ -171,7 +172,7 @@ def _described(text: str) -> list[str]:
         shape = read_model(path.parent if path.name == "config.json" else path)
     except ConfigError as error:
         raise ConfigError(f"{text}: {error}") from None
-    return [f"model.{name}={value}" for name, value in to_dict(shape).items()]
+    return [f"model.{name}={json.dumps(value)}" for name, value in flatten(shape).items()]
 
 
 def _check_keys(values: Mapping[Any, Any], prefix: str, keys: Mapping[str, bool]) -> None:

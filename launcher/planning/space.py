@@ -49,8 +49,8 @@ class Space:
 
 def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig | None = None) -> Space:
     """All layouts that fill ``cluster``. ``ConfigError`` when ``model`` itself breaks a rule or no layout is left."""
-    limits, model, dropped = _once(limits or SpaceConfig()), resolve_model(model), Counter[str]()
     check_model(model)
+    limits, model, dropped = _once(limits or SpaceConfig()), resolve_model(model), Counter[str]()
 
     def keep(table: np.ndarray, weight: int) -> np.ndarray:
         """What obeys the rules; what does not counts as often as it would have been refined further."""

@@ -42,8 +42,8 @@ def of_preparation(size: int) -> float:
 def of_conversion(model: ModelConfig) -> float:
     """Seconds to read, write and hash a model's weights."""
     m = resolve_model(model)
-    attention = attention_weights(m.hidden, m.hidden, m.kv_heads * m.head_width)
-    block = attention + mlp_weights(m.hidden, m.ffn, m.activation == "swiglu")
+    attention = attention_weights(m.hidden, m.query_width, m.kv_width)
+    block = attention + mlp_weights(m.hidden, m.ffn, m.gated)
     numbers = m.layers * block + m.vocab * m.hidden * (1 if m.tied else 2)
     return START_S + float(numbers) / CONVERTED_PER_S
 

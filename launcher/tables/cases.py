@@ -21,7 +21,6 @@ from launcher.cost.inputs.shape import ADAPTED, SIZES, Experts, LatentAttention,
 from launcher.cost.known import cells_of
 from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
-from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, RunConfig
 
@@ -94,7 +93,6 @@ def shape_of(row: MeasuredRun) -> Shape:
     shape = Shape(
         **sizes,
         **family_traits(family, sizes["seq"]),
-        gated=FAMILIES[family].activation == "swiglu",
         tied=row.known("tied"),
         dropout=row.known("dropout"),
         text=row.known("text"),

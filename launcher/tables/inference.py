@@ -20,13 +20,12 @@ from launcher.config.schema import HardwareConfig
 from launcher.config.trainers import engine, engine_names
 from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
 from launcher.cost.inputs.device import Device
-from launcher.cost.inputs.shape import Shape
+from launcher.cost.inputs.shape import Shape, family_traits
 from launcher.cost.thresholds import FITS
 from launcher.tables import canonical
 from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
 from launcher.tables.metrics import Errors, Verdicts, by_cell, check_unit
 from launcher.tables.predictions import stacked
-from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.schema import RATED
 
 MODES = ("static", "closed", "open")
@@ -139,10 +138,10 @@ def is_inference(path: str | Path) -> bool:
 
 def shape_of(row: MeasuredRun) -> Shape:
     """The model of a row."""
-    family = FAMILIES[row.known("family")]
+    traits = family_traits(row.known("family"), 1)
     names = ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab")
-    gated = family.activation == "swiglu"
-    return Shape(**{name: row.known(name) for name in names}, seq=1, gated=gated, tied=bool(row["tied"]), biases=family.biases)
+    sizes = {name: row.known(name) for name in names}
+    return Shape(**sizes, seq=1, gated=traits["gated"], tied=bool(row["tied"]), biases=traits["biases"])
 
 
 def cases(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> tuple[list[tuple[InferenceCase, list[int]]], dict[int, str]]:

@@ -56,7 +56,7 @@ def grouped(rows: Sequence[TableCase]) -> list[tuple[Case, list[int]]]:
     groups: dict[Any, list[int]] = defaultdict(list)
     for position, row in enumerate(rows):
         values = (getattr(row.shape, field.name) for field in dataclasses.fields(row.shape))
-        switches = tuple(value for value in values if isinstance(value, (bool, tuple)))
+        switches = tuple(value for value in values if isinstance(value, (bool, tuple, str)))
         mixture = (row.shape.experts is not None, row.shape.latent is not None)
         groups[(repr(row.device), row.constants, row.trainer, row.precision, switches, mixture)].append(position)
     return [(_case([rows[i] for i in members]), members) for members in groups.values()]
@@ -76,7 +76,7 @@ def stacked(shapes: Sequence[Any]) -> Shape:
         column = [getattr(shape, field.name) for shape in shapes]
         if dataclasses.is_dataclass(column[0]):
             values[field.name] = stacked(column)
-        elif isinstance(column[0], (bool, tuple)) or column[0] is None:
+        elif isinstance(column[0], (bool, tuple, str)) or column[0] is None:
             values[field.name] = column[0]
         else:
             values[field.name] = np.array(column, dtype=float)

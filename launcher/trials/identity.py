@@ -31,13 +31,19 @@ from trainer.shared.records.artifacts import CHECKPOINT_MANIFEST, newest_checkpo
 from trainer.shared.records.named_tokens import NAMING
 from trainer.shared.run.files import read_json
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.schema import TuneConfig
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig, TuneConfig
 
 _NEWER = [
     ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),
     ("data", "pack", False), ("cluster", "setup_may_fail", []),
 ]  # fmt: skip
 """Keys that came later, with the value under which all is as before: trials of versions without them keep their id."""
+_FIRST = (
+    "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "activation", "dropout", "attention", "rope_theta",
+    "norm_eps", "init_std",
+)  # fmt: skip
+"""Keys of the model that were there from the first; what a later one adds counts where it differs from the usual."""
 
 
 def trial_id(config: Config) -> str:
@@ -54,6 +60,9 @@ def trial_id(config: Config) -> str:
     for section, name, usual in _NEWER:
         if content[section].get(name, ...) == usual:
             del content[section][name]
+    first = {name: content["model"][name] for name in _FIRST}
+    usual = to_dict(resolve_model(ModelConfig(**first)))
+    content["model"] = {name: value for name, value in content["model"].items() if name in first or value != usual[name]}
     read = digests(config)  # none for most trials, which keep the id that they had before
     return digest(content | ({"reads": read} if read else {}))
 

@@ -154,7 +154,7 @@ def test_folders_that_cannot_be_imported_are_refused_plainly(tmp_path: Path) -> 
 
     assert "model_type='mamba' cannot be imported; use gpt2, llama or bloom" in changed(model_type="mamba")
     assert "attention_bias=True cannot be imported" in changed(attention_bias=True)
-    assert "rope_type='yarn' cannot be imported" in changed(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})
+    assert "rope_type='spiral'" in changed(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4})
     assert "do not fill blocks.0.mlp.up.weight [2, 99, 32]" in changed(intermediate_size=99)
     (hf / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "vocab_size"}))
     assert "config.json has no vocab_size" in refusal(hf, target)

@@ -17,7 +17,6 @@ from launcher.cost.inputs.shape import Shape
 from tests.convert.test_logits import checkpoint, loaded, ours
 from tests.numerics.test_plain_oracle import run_of, test_the_runtime_trains_what_plain_torch_trains
 from trainer.convert import export_weights, import_weights
-from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ResolvedModelConfig
 
 FILE = """
@@ -25,14 +24,8 @@ from trainer.shared.families.family import ConfigKey, Family, HubFormat
 
 FAMILY = Family(
     name="osprey",
-    norm="rms",
-    biases=("qkv", "down"),
-    positions="learned",
+    defaults={"biases": ("qkv", "down"), "positions": "learned", "activation": "squared_relu"},
     embedding_norm=True,
-    head_multiple=8,
-    head_broken="is no multiple of 8",
-    activation="squared_relu",
-    tied=False,
     hub=HubFormat(
         model_type="osprey",
         architecture="OspreyForCausalLM",
@@ -110,16 +103,10 @@ def check_conversion(model: ResolvedModelConfig, folder: Path) -> None:
 
 
 def check_plan() -> None:
-    """It is planned by its name, and refused by its own rule."""
+    """It is planned by its name."""
     with redirect_stdout(said := io.StringIO()):
         assert trireme(["plan", "model.family=osprey", "hardware=h100", "cluster.gpus_per_node=2", "data=synthetic", "--json"]) == 0
     assert json.loads(said.getvalue())["model"]["family"] == "osprey"
-    try:
-        run_of(family="osprey", heads=8)
-    except ConfigError as error:
-        assert str(error) == "model.hidden=32 / model.heads=8 is no multiple of 8; change model.heads"
-    else:
-        raise AssertionError("a width of heads that the family forbids is trained")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from launcher.trials.identity import digest, trial_id
 from launcher.trials.store import Point, Record, Store
 from tests.sweep.conftest import cluster, place
 from tests.sweep.support import Place, sweep, trial
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.read import flatten, from_dict, to_dict
 from trainer.shared.run.schema import TrackingConfig
 
@@ -38,6 +39,8 @@ def _changed(value: object) -> object:
         return not value
     if isinstance(value, (int, float)):
         return value + 1
+    if value in FAMILIES:
+        return next(name for name in FAMILIES if name != value)
     return f"{value}x" if isinstance(value, str) else [1]
 
 

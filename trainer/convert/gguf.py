@@ -58,10 +58,10 @@ def write_file(
     try:
         for ours, theirs in LENGTHS.items():
             writer.add_uint32(f"{architecture}.{theirs}", getattr(model, ours))
-        rms = "_rms" if family.norm == "rms" else ""
+        rms = "_rms" if model.norm == "rms" else ""
         writer.add_float32(f"{architecture}.attention.layer_norm{rms}_epsilon", model.norm_eps)
         writer.add_uint32(f"{architecture}.vocab_size", model.vocab)
-        if family.positions == "rotary":
+        if model.positions == "rotary":
             writer.add_rope_dimension_count(model.head_width)
             writer.add_rope_freq_base(model.rope_theta)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{DTYPES[dtype]}"])

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trainer.shared.families.family import MATRICES, Family
+from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.schema import NORM_VECTORS, ResolvedModelConfig
 
 FORMS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
     "same": lambda w: [w],
@@ -52,17 +52,24 @@ def rules(model: ResolvedModelConfig) -> Iterator[Rule]:
     """The rule of every parameter of ``model``, in the order of the network, ends first."""
     family = FAMILIES[model.family]
     hub = family.hub
-    yield from _rules(family, hub.ends, "", hub.root)
+    yield from _rules(model, hub.ends, "", hub.root)
     if not model.tied:
         yield Rule("head.output.weight", (hub.output,))
     for i in range(model.layers):
-        yield from _rules(family, hub.block, f"blocks.{i}.", f"{hub.root}{hub.blocks}.{i}.")
+        yield from _rules(model, hub.block, f"blocks.{i}.", f"{hub.root}{hub.blocks}.{i}.")
 
 
-def _rules(family: Family, modules: Mapping[str, str], here: str, there: str) -> Iterator[Rule]:
+def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, there: str) -> Iterator[Rule]:
     """Rules of the parameters of ``modules``, whose names begin with ``here`` and ``there``."""
+    hub = FAMILIES[model.family].hub
     for ours, theirs in modules.items():
-        turned = family.hub.inputs_first and ours.rpartition(".")[2] in MATRICES
-        for key in family.parameters(ours):
+        turned = hub.inputs_first and ours.rpartition(".")[2] in MATRICES
+        for key in parameters_of(model, ours):
             names = tuple(f"{there}{name}.{key}" for name in theirs.split())
-            yield Rule(f"{here}{ours}.{key}", names, family.hub.forms.get(ours, "same"), turned)
+            yield Rule(f"{here}{ours}.{key}", names, hub.forms.get(ours, "same"), turned)
+
+
+def parameters_of(model: ResolvedModelConfig, module: str) -> tuple[str, ...]:
+    """Names of the parameters of a module: weight, and bias if it has one."""
+    shifted = NORM_VECTORS[model.norm] == 2 if module.endswith("norm") else module.rpartition(".")[2] in model.biases
+    return ("weight", "bias") if shifted else ("weight",)

@@ -9,14 +9,13 @@ Shapes: b rows, s new tokens, S columns read so far with them, g key/value heads
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.attention import AttentionCore
+from trainer.models.attention import AttentionCore, capped
 from trainer.models.transformer import Head, Loss
 from trainer.models.tuned import Prompts
 from trainer.tensor.placed import place_embeddings
@@ -103,24 +102,30 @@ class CachedCore(nn.Module):
     def __init__(self, core: AttentionCore, block: int, reading: Reading):
         super().__init__()
         self.alibi, self.heads, self.block, self.reading = core.alibi, core.heads, block, reading
+        self.scale, self.cap, self.window = core.scale, core.cap, core.window
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
         keys, values = self.reading.memory.append(self.block, key, value)
         query = query.unflatten(1, (key.shape[1], -1))  # [b, g, q, s, d]
-        scores = query @ keys.unsqueeze(2).transpose(-1, -2) / math.sqrt(query.shape[-1])
+        scores = capped(query @ keys.unsqueeze(2).transpose(-1, -2) * self.scale, self.cap)
         if self.alibi is not None:
             scores = scores + self._bias(scores, self.alibi.slopes)
         hidden = self.reading.memory.hidden[:, None, None]
+        if self.window is not None:
+            hidden = hidden | (self._distance(scores) <= -self.window)
         weights = torch.softmax(scores.masked_fill(hidden, torch.finfo(scores.dtype).min), dim=-1)
         return (weights @ values.unsqueeze(2)).flatten(1, 2).permute(2, 0, 1, 3).flatten(2)
 
     def _bias(self, scores: Tensor, slopes_of: list[float]) -> Tensor:
         """ALiBi: minus slope times distance, [g, q, s, S]. Distances are those of columns: padding is on the left of all."""
         slopes = torch.tensor([slopes_of[h] for h in self.heads], dtype=scores.dtype, device=scores.device)
+        return slopes.unflatten(0, (scores.shape[1], -1))[..., None, None] * self._distance(scores)
+
+    def _distance(self, scores: Tensor) -> Tensor:
+        """Column of the key less that of the query, [s, S]."""
         columns = torch.arange(scores.shape[-1], device=scores.device)
-        distance = columns - columns[-scores.shape[-2] :, None]  # key - query
-        return slopes.unflatten(0, (scores.shape[1], -1))[..., None, None] * distance
+        return columns - columns[-scores.shape[-2] :, None]
 
 
 class LastToken(nn.Module):

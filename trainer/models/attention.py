@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.models.layers import Dropout, Linear
-from trainer.shared.families.registry import FAMILIES
+from trainer.models.layers import Dropout, Linear, head_norm
+from trainer.models.rope import Angles
 from trainer.shared.parallel.placement import Shard
 from trainer.shared.run.schema import ResolvedModelConfig
 
@@ -32,67 +32,82 @@ class Attention(nn.Module):
 
     def __init__(self, c: ResolvedModelConfig, output_std: float, core: AttentionCore, rotary: Rotary | None):
         super().__init__()
-        biases = FAMILIES[c.family].biases
-        self.qkv = Linear(c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_width), c.init_std, "qkv" in biases, cut=Shard(0))
+        self.qkv = Linear(c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_width), c.init_std, "qkv" in c.biases, cut=Shard(0))
+        self.query_norm, self.key_norm = head_norm(c, c.heads), head_norm(c, c.kv_heads)
         self.rotary = rotary
         self.core = core
-        self.output = Linear(c.hidden, (c.hidden,), output_std, "output" in biases, cut=Shard(1))
+        self.output = Linear(c.query_width, (c.hidden,), output_std, "output" in c.biases, cut=Shard(1))
 
     def forward(self, x: Tensor) -> Tensor:
         groups = self.qkv(x)  # [s, b, kv_heads, queries + 2, head]
         query, key, value = groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary is not None:
             query, key = self.rotary(query, key)
         return self.output(self.core(query, key, value))
 
 
 class AttentionCore(nn.Module):
-    """softmax(q k^T / sqrt(d)) v, causal. q [s, b, heads, d], k and v [s, b, kv_heads, d] -> [s, b, heads d].
+    """softmax(scale q k^T) v, causal. q [s, b, heads, d], k and v [s, b, kv_heads, d] -> [s, b, heads d].
 
-    ``heads`` are the global indices of the heads in q. No fused kernel has dropout of attention weights that is the same in every layout:
-    in training with dropout, ``in_blocks`` takes its place.
+    ``heads`` are the global indices of the heads in q. A query sees the ``window`` keys up to its own, or all; scores may be capped.
+    No fused kernel has caps, or dropout of attention weights that is the same in every layout: ``in_blocks`` takes its place.
     """
 
-    def __init__(self, heads: int, fused: bool, dropout: float, alibi: bool = False):
+    def __init__(self, c: ResolvedModelConfig, block: int = 0):
         super().__init__()
-        self.heads = range(heads)
-        self.alibi = Alibi(heads) if alibi else None
-        self.fused = fused
-        self.dropout: nn.Module = AttentionDropout(dropout)
+        self.heads = range(c.heads)
+        self.alibi = Alibi(c.heads, c.attention_scale) if c.positions == "alibi" else None
+        self.fused, self.scale, self.cap, self.window = c.attention == "fused", c.attention_scale, c.score_cap, c.window_of(block)
+        self.dropout: nn.Module = AttentionDropout(c.dropout)
         self.in_blocks: InBlocks | None = None
         self.visible: Callable[[], Tensor] | None = None  # which keys a query sees, [b, 1, s, s], where that is not all up to itself
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
-        scale = 1 / math.sqrt(query.shape[-1])
         if self.alibi is not None:
             query, key = self.alibi(query, key, self.heads)
-        return self._attend(query, key, value, scale).permute(2, 0, 1, 3).flatten(2)
+        return self._attend(query, key, value).permute(2, 0, 1, 3).flatten(2)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        drops = self.training and self.dropout.p
-        if self.fused and not drops:
-            return self._fused(query, key, value, scale)
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        plain = self.cap is None and not (self.training and self.dropout.p)
+        if self.fused and plain:
+            return self._fused(query, key, value)
         if self.fused and self.in_blocks is not None:
-            return self.in_blocks(query, key, value, None if self.visible is None else self.visible(), scale)
-        return self._unfused(query, key, value, scale)
+            return self.in_blocks(query, key, value, None if self.visible is None else self.visible(), self.scale)
+        return self._unfused(query, key, value)
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        grouped, head = query.shape[1] != key.shape[1], value.shape[-1]
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        length, head = query.shape[-2], value.shape[-1]
         if query.shape[-1] > head:
             value = F.pad(value, (0, query.shape[-1] - head))  # the fast kernels want one head size
-        mask = None if self.visible is None else self.visible()
-        y = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
-        return y[..., :head]
+        window = length if self.window is None else self.window
+        if self.visible is not None:
+            mask = self.visible() & band(0, length, length, window, query.device)
+            return self._kernel(query, key, value, mask)[..., :head]
+        if window >= length:
+            return self._kernel(query, key, value, None)[..., :head]
+        parts = []
+        for first in range(0, length, window):  # a window of queries sees itself and the window before
+            rows, seen = slice(first, min(first + window, length)), slice(max(0, first - window + 1), min(first + window, length))
+            mask = band(first - seen.start, rows.stop - rows.start, seen.stop - seen.start, window, query.device)
+            parts.append(self._kernel(query[..., rows, :], key[..., seen, :], value[..., seen, :], mask))
+        return torch.cat(parts, -2)[..., :head]
 
-    def _unfused(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        groups = key.shape[1]
+    def _kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=self.scale, enable_gqa=grouped)
+
+    def _unfused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        groups, length = key.shape[1], query.shape[-2]
         query = query.unflatten(1, (groups, -1))  # [b, groups, queries, s, d]
-        scores = query @ key.unsqueeze(2).transpose(-1, -2) * scale
-        if self.visible is None:
-            scores = scores + causal_mask(query.shape[-2], query.dtype, query.device)
+        scores = capped(query @ key.unsqueeze(2).transpose(-1, -2) * self.scale, self.cap)
+        if self.visible is None and self.window is None:
+            scores = scores + causal_mask(length, query.dtype, query.device)
         else:
-            scores = scores.masked_fill(~self.visible()[:, None], -math.inf)
+            seen = band(0, length, length, self.window or length, query.device)
+            scores = scores.masked_fill(~(seen if self.visible is None else seen & self.visible()[:, None]), -math.inf)
         weights = torch.softmax(scores, dim=-1)
         weights = self.dropout(weights.flatten(1, 2)).unflatten(1, (groups, -1))
         return (weights @ value.unsqueeze(2)).flatten(1, 2)
@@ -128,6 +143,19 @@ def kept(compute: Callable[P, Tensor]) -> Callable[P, Tensor]:
     return look_up
 
 
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    """cap tanh(x / cap), or x where there is no cap."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
+@kept
+def band(offset: int, rows: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """[rows, keys]: whether the query at ``offset`` + row sees a key: the ``window`` up to itself."""
+    query = torch.arange(offset, offset + rows, device=device)[:, None]
+    key = torch.arange(keys, device=device)
+    return (key <= query) & (key > query - window)
+
+
 @kept
 def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[s, s]: 0 where key <= query, -inf elsewhere."""
@@ -141,13 +169,13 @@ class Alibi(nn.Module):
     in further columns: no bias of [heads, s, s], and every fused kernel can be used.
     """
 
-    def __init__(self, heads: int):
+    def __init__(self, heads: int, scale: float):
         super().__init__()
-        self.slopes = slopes(heads)
+        self.slopes, self.scale = slopes(heads), scale
 
     def forward(self, query: Tensor, key: Tensor, heads: range) -> tuple[Tensor, Tensor]:
         """query [b, heads, s, d] and key [b, groups, s, d], each with 8 more columns."""
-        own = tuple(self.slopes[h] * math.sqrt(query.shape[-1]) for h in heads)  # scores are divided by that root
+        own = tuple(self.slopes[h] / self.scale for h in heads)  # scores are multiplied by it
         steep = slope_columns(own, query.dtype, query.device).expand(*query.shape[:-1], -1)
         place = position_columns(key.shape[-2], key.dtype, key.device).expand(*key.shape[:-1], -1)
         return torch.cat((query, steep), -1), torch.cat((key, place), -1)
@@ -181,33 +209,35 @@ def slopes(heads: int) -> list[float]:
 
 
 class Rotary(nn.Module):
-    """Rotates pairs (i, i + d/2) of each head by ``position * theta^(-2i/d)`` (Su et al. 2021)."""
+    """Rotates pairs (i, i + r/2) of each head's first r dimensions by ``position * frequency[i]`` (Su et al. 2021)."""
 
-    def __init__(self, head: int, theta: float):
+    def __init__(self, angles: Angles):
         super().__init__()
-        self.head, self.theta = head, theta
+        self.angles = angles
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Both [s, b, heads, d], each with its own number of heads."""
-        cos, sin = rotary_table(query.shape[0], self.head, self.theta, query.dtype, query.device).unbind()
+        cos, sin = rotary_table(query.shape[0], *self.angles, query.dtype, query.device).unbind()
         return rotated(query, cos, sin), rotated(key, cos, sin)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [s, b, heads, d] by the angles whose cos and sin are given, [s, 1 or b, 1, d/2]."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """x [s, b, heads, d] by the angles whose cos and sin are given, [s, 1 or b, 1, r/2]; dimensions from r stay."""
+    width = cos.shape[-1]
+    first, second, rest = x[..., :width], x[..., width : 2 * width], x[..., 2 * width :]
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat(turned if 2 * width == x.shape[-1] else (*turned, rest), dim=-1)
 
 
-def rotary_table(length: int, head: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """cos and sin, [2, s, 1, 1, d/2], computed in fp64 and rounded to ``dtype``. A constant for torch.compile (``compile_blocks`` says
+def rotary_table(length: int, frequencies: tuple[float, ...], magnitude: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """cos and sin, [2, s, 1, 1, r/2], computed in fp64 and rounded to ``dtype``. A constant for torch.compile (``compile_blocks`` says
     so to it): fp64 is slow on a GPU."""
-    return _rotary_table(length, head, theta, dtype, device)
+    return _rotary_table(length, frequencies, magnitude, dtype, device)
 
 
 @lru_cache(maxsize=8)
 @torch.no_grad()
-def _rotary_table(length: int, head: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    frequency = theta ** (-torch.arange(0, head, 2, dtype=torch.float64, device=device) / head)
-    angle = torch.outer(torch.arange(length, dtype=torch.float64, device=device), frequency)[:, None, None, :]
-    return torch.stack((angle.cos(), angle.sin())).to(dtype)
+def _rotary_table(length: int, frequencies: tuple[float, ...], magnitude: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    positions = torch.arange(length, dtype=torch.float64, device=device)
+    angle = torch.outer(positions, torch.tensor(frequencies, dtype=torch.float64, device=device))[:, None, None, :]
+    return (torch.stack((angle.cos(), angle.sin())) * magnitude).to(dtype)

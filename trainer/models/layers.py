@@ -7,6 +7,7 @@ them decay and where they live; nothing is marked on the tensors themselves.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.shared.families.registry import FAMILIES
-from trainer.shared.parallel.placement import Placement, Shard
+from trainer.shared.parallel.placement import Partial, Placement, Shard
 from trainer.shared.run.schema import ResolvedModelConfig
 
 VOCABULARY = Shard(0, tiles=True)
@@ -106,40 +107,71 @@ class PositionEmbedding(ParameterModule):
         return x + self.weight[: x.shape[0]].unsqueeze(1)
 
 
-class LayerNorm(ParameterModule):
-    """Normalisation to mean 0 and variance 1 over the hidden dimension, then scale and shift."""
+class Norm(ParameterModule):
+    """A normalisation over the last dimensions of x, ``shape``. With an ``offset`` the scale is 1 + weight."""
 
-    bias: nn.Parameter
+    bias: nn.Parameter | None
 
-    def __init__(self, hidden: int, eps: float):
+    def __init__(self, shape: tuple[int, ...], eps: float, offset: bool = False, bias: bool = False, placement: Placement | None = None):
         super().__init__()
-        self.eps = eps
-        self.own("weight", (hidden,), ParameterSpec(Init(value=1.0)))
-        self.own("bias", (hidden,), ParameterSpec(Init()))
+        self.eps, self.offset = eps, offset
+        self.own("weight", shape, ParameterSpec(Init(value=0.0 if offset else 1.0), placement=placement or {}))
+        if bias:
+            self.own("bias", shape, ParameterSpec(Init(), placement=placement or {}))
+        else:
+            self.bias = None
+
+    def scale(self) -> Tensor:
+        """What the normalised x is multiplied with."""
+        return 1 + self.weight if self.offset else self.weight
+
+
+class LayerNorm(Norm):
+    """Normalisation to mean 0 and variance 1, then scale and, if there is a bias, shift."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.scale(), self.bias, self.eps)
 
 
-class RMSNorm(ParameterModule):
-    """Normalisation to mean square 1 over the hidden dimension, then scale (Zhang and Sennrich 2019)."""
-
-    def __init__(self, hidden: int, eps: float):
-        super().__init__()
-        self.eps = eps
-        self.own("weight", (hidden,), ParameterSpec(Init(value=1.0)))
+class RMSNorm(Norm):
+    """Normalisation to mean square 1, then scale (Zhang and Sennrich 2019)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.scale(), self.eps)
 
 
-NORMS = {"layer": LayerNorm, "rms": RMSNorm}
-"""By ``Family.norm``."""
+class WidthNorm(Norm):
+    """RMSNorm of x [s, b, heads, d] over all heads together. Where ranks have some of the heads each, ``total`` sums over them."""
+
+    total: Callable[[Tensor], Tensor] | None = None
+    heads: int  # of all ranks
+
+    def __init__(self, shape: tuple[int, ...], eps: float, offset: bool = False, bias: bool = False, placement: Placement | None = None):
+        super().__init__(shape, eps, offset, bias, placement)
+        self.heads = shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        squares = wide.square().sum((-2, -1), keepdim=True)
+        squares = squares if self.total is None else self.total(squares)
+        return (wide * torch.rsqrt(squares / (self.heads * x.shape[-1]) + self.eps)).to(x.dtype) * self.scale()
 
 
-def norm(c: ResolvedModelConfig) -> ParameterModule:
-    """A norm of the residual stream, as the model's family has them."""
-    return NORMS[FAMILIES[c.family].norm](c.hidden, c.norm_eps)
+NORMS = {"layer": LayerNorm, "layer_no_bias": LayerNorm, "rms": RMSNorm}
+"""By ``model.norm``."""
+
+
+def norm(c: ResolvedModelConfig) -> Norm:
+    """A norm of the residual stream."""
+    return NORMS[c.norm]((c.hidden,), c.norm_eps, FAMILIES[c.family].norm_offset, bias=c.norm == "layer")
+
+
+def head_norm(c: ResolvedModelConfig, heads: int) -> Norm | None:
+    """The norm of queries or keys [s, b, heads, d]: of each head, which all tensor ranks apply to theirs, or of all heads together."""
+    offset, bias = FAMILIES[c.family].norm_offset, c.norm == "layer"
+    if c.qk_norm == "head":
+        return NORMS[c.norm]((c.head_width,), c.norm_eps, offset, bias, {"tensor": Partial()})
+    return WidthNorm((heads, c.head_width), c.norm_eps, offset, placement={"tensor": Shard(0)}) if c.qk_norm == "width" else None
 
 
 class Dropout(nn.Module):
@@ -154,15 +186,14 @@ class Dropout(nn.Module):
 
 
 class MLP(nn.Module):
-    """h -> ffn, a non-linearity, ffn -> h. SwiGLU has two matrices up: ``silu(gate) * value`` (Shazeer 2020)."""
+    """h -> ffn, a non-linearity, ffn -> h. With a gate there are two matrices up: ``f(gate) * value`` (Shazeer 2020)."""
 
     def __init__(self, c: ResolvedModelConfig, down_std: float):
         super().__init__()
-        biases = FAMILIES[c.family].biases
         self.activation = ACTIVATIONS[c.activation]
-        outputs = (2, c.ffn) if c.activation == "swiglu" else (c.ffn,)
-        self.up = Linear(c.hidden, outputs, c.init_std, "up" in biases, cut=Shard(len(outputs) - 1))
-        self.down = Linear(c.ffn, (c.hidden,), down_std, "down" in biases, cut=Shard(1))
+        outputs = (2, c.ffn) if c.gated else (c.ffn,)
+        self.up = Linear(c.hidden, outputs, c.init_std, "up" in c.biases, cut=Shard(len(outputs) - 1))
+        self.down = Linear(c.ffn, (c.hidden,), down_std, "down" in c.biases, cut=Shard(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x)))
@@ -184,7 +215,20 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
-ACTIVATIONS = {"gelu": gelu, "squared_relu": squared_relu, "swiglu": swiglu}
+def geglu(x: Tensor) -> Tensor:
+    """[..., 2, f] -> [..., f], with GELU's tanh form."""
+    gate, value = x.unbind(-2)
+    return gelu(gate) * value
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_exact": F.gelu,
+    "relu": F.relu,
+    "squared_relu": squared_relu,
+    "swiglu": swiglu,
+    "geglu": geglu,
+}
 
 
 def residual_std(std: float, layers: int) -> float:

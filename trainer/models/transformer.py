@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
-from trainer.models.attention import Attention, AttentionCore, Rotary
+from trainer.models.attention import Attention, AttentionCore, Rotary, capped
 from trainer.models.layers import MLP, VOCABULARY, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
+from trainer.models.rope import angles
 from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.parallel.boundary import BoundaryTensors
@@ -26,35 +27,50 @@ class Embedding(nn.Module):
     def __init__(self, c: ResolvedModelConfig, family: Family):
         super().__init__()
         self.tokens = TokenEmbedding(c.vocab, c.hidden, c.init_std, tied=EMBEDDING_WEIGHT if c.tied else None)
-        self.positions = PositionEmbedding(c.seq, c.hidden, c.init_std) if family.positions == "learned" else None
+        self.scale = c.embedding_scale
+        self.positions = PositionEmbedding(c.seq, c.hidden, c.init_std) if c.positions == "learned" else None
         self.norm = norm(c) if family.embedding_norm else None
         self.dropout = Dropout(c.dropout) if family.embedding_dropout else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.tokens(tokens)
+        x = x if self.scale == 1 else x * self.scale
         for layer in (self.positions, self.norm, self.dropout):
             x = x if layer is None else layer(x)
         return x
 
 
 class Block(nn.Module):
-    """[s, b, h] -> [s, b, h]. Each half normalises its input and adds its result to the residual stream."""
+    """[s, b, h] -> [s, b, h]. Attention and MLP add to the residual stream, one after the other or in parallel, each with a norm before or
+    behind it, or both."""
 
-    def __init__(self, c: ResolvedModelConfig, family: Family):
+    def __init__(self, c: ResolvedModelConfig, index: int = 0):
         super().__init__()
         output_std = residual_std(c.init_std, c.layers)
-        core = AttentionCore(c.heads, c.attention == "fused", c.dropout, alibi=family.positions == "alibi")
-        rotary = Rotary(c.head_width, c.rope_theta) if family.positions == "rotary" else None
-        self.attention_norm = norm(c)
-        self.attention = Attention(c, output_std, core, rotary)
+        before, after = c.norm_at != "after", c.norm_at != "before"
+        self.parallel, self.scale = c.residual != "sequential", c.residual_scale
+        self.attention_norm = norm(c) if before else None
+        self.attention = Attention(c, output_std, AttentionCore(c, index), Rotary(angles(c, index)) if c.turns(index) else None)
+        self.attention_post_norm = norm(c) if after else None
         self.attention_dropout = Dropout(c.dropout)
-        self.mlp_norm = norm(c)
+        self.mlp_norm = norm(c) if before and c.residual != "parallel_one_norm" else None
         self.mlp = MLP(c, output_std)
+        self.mlp_post_norm = norm(c) if after else None
         self.mlp_dropout = Dropout(c.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
-        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
+        first = x if self.attention_norm is None else self.attention_norm(x)
+        attended = x + self._added(self.attention(first), self.attention_post_norm, self.attention_dropout)
+        if self.parallel:
+            second = first if self.mlp_norm is None else self.mlp_norm(x)
+        else:
+            second = attended if self.mlp_norm is None else self.mlp_norm(attended)
+        return attended + self._added(self.mlp(second), self.mlp_post_norm, self.mlp_dropout)
+
+    def _added(self, y: Tensor, post_norm: nn.Module | None, dropout: nn.Module) -> Tensor:
+        """What joins the residual stream."""
+        dropped: Tensor = dropout(y if post_norm is None else post_norm(y))
+        return dropped if self.scale == 1 else dropped * self.scale
 
 
 class Head(nn.Module):
@@ -62,13 +78,13 @@ class Head(nn.Module):
 
     def __init__(self, c: ResolvedModelConfig):
         super().__init__()
-        self.norm = norm(c)
+        self.norm, self.scale, self.cap = norm(c), c.logit_scale, c.logit_cap
         tied = EMBEDDING_WEIGHT if c.tied else None
         self.output = Linear(c.hidden, (c.vocab,), c.init_std, bias=False, cut=VOCABULARY, tied=tied)
 
     def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
-        x = self.norm(x)
-        return self.output(x) if loss is None else loss(x, self.output)
+        x = self.norm(x) if self.scale == 1 else self.norm(x) * self.scale
+        return capped(self.output(x), self.cap) if loss is None else loss(x, self.output)
 
 
 class Transformer(nn.Module):
@@ -85,7 +101,7 @@ class Transformer(nn.Module):
         family = FAMILIES[config.family]
         blocks = range(config.layers) if blocks is None else blocks
         self.embedding = Embedding(config, family) if first else None
-        self.blocks = nn.ModuleDict({str(i): Block(config, family) for i in blocks})
+        self.blocks = nn.ModuleDict({str(i): Block(config, i) for i in blocks})
         self.head = Head(config) if last else None
         if config.tied and self.embedding is not None and self.head is not None:
             self.head.output.weight = self.embedding.tokens.weight

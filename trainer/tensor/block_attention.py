@@ -1,4 +1,4 @@
-"""Attention with dropout of its weights, a block of queries at a time: there are never more scores than those of a block.
+"""Attention with dropout of its weights or caps of its scores, a block of queries at a time: no more scores exist than those of a block.
 
 Forward keeps queries, keys and values alone. Backward computes the scores of a block again, and draws its mask again: which weights are
 dropped depends on their positions, not on what was drawn before. Each row of scores is whole in its block, so its softmax is plain.
@@ -14,24 +14,26 @@ import torch
 from torch import Tensor
 
 from trainer.tensor.dropout import ShardedAttentionDropout
-from trainer.tensor.traced import LAYERS, numbered
+from trainer.tensor.traced import LAYERS, NO_STAMP, numbered
 
 SCORES = {"cpu": 1 << 20, "cuda": 1 << 22}
 """Scores of a block, over all heads: what a cache holds in the 8-byte numbers that masks are made of."""
 
 
 class BlockAttention:
-    """softmax(q k^T scale) v with dropout. q [b, heads, s, d], k [b, groups, s, d], v [b, groups, s, e] -> [b, heads, s, e].
+    """softmax(q k^T scale) v with dropout, and with the ``window`` and ``cap`` of ``AttentionCore``.
+
+    Shapes: q [b, heads, s, d], k [b, groups, s, d], v [b, groups, s, e] -> [b, heads, s, e].
 
     ``visible`` [b, 1, s, s] says which keys a query sees, if that is not all up to itself.
     """
 
-    def __init__(self, dropout: ShardedAttentionDropout):
-        self.dropout = dropout
+    def __init__(self, dropout: ShardedAttentionDropout | None, window: int | None = None, cap: float | None = None):
+        self.dropout, self.window, self.cap = dropout, window, cap
         self.number = numbered(self)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-        stamp = self.dropout.noise.stamp
+        stamp = NO_STAMP if self.dropout is None else self.dropout.noise.stamp
         if torch.compiler.is_compiling():
             found: Tensor = attend(query, key, value, visible, self.number, stamp, scale)
             return found
@@ -41,11 +43,10 @@ class BlockAttention:
     def compute(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float) -> Tensor:
         """The output, which lies in memory as [s, b, heads, e]."""
         output = output_like(query, value)
-        keep = 1 / (1 - self.dropout.p)
         for block in blocks(query):
             seen = value[..., : block.stop, :]
-            weights = weights_of(block, query, key, visible, scale)
-            dropped = weights.mul_(keep).masked_fill_(~self._kept(block, weights, query.shape[-2], stamp), 0)
+            weights = torch.softmax(self._scores(block, query, key, visible, scale)[0], -1)
+            dropped = self._dropped(weights, self._lost(block, weights, query.shape[-2], stamp))
             output[..., block.start : block.stop, :] = (dropped @ seen.unsqueeze(2)).flatten(1, 2)
         return output
 
@@ -53,25 +54,48 @@ class BlockAttention:
         self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of queries, keys and values; the last two are summed over blocks in at least 4 bytes."""
-        dq, groups, keep = query.new_empty(query.shape), key.shape[1], 1 / (1 - self.dropout.p)
+        dq, groups = query.new_empty(query.shape), key.shape[1]
         dk, dv = (torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device) for x in (key, value))
         for block in blocks(query):
             rows, past = slice(block.start, block.stop), slice(0, block.stop)
             asked, flow = (x[..., rows, :].unflatten(1, (groups, -1)) for x in (query, dy))
-            weights = weights_of(block, query, key, visible, scale)
-            lost = ~self._kept(block, weights, query.shape[-2], stamp)
-            dv[..., past, :] += _summed((weights * keep).masked_fill_(lost, 0), flow)
-            d_weights = (flow @ value[..., past, :].unsqueeze(2).transpose(-1, -2)).mul_(keep).masked_fill_(lost, 0)
+            scores, slope = self._scores(block, query, key, visible, scale)
+            weights = torch.softmax(scores, -1)
+            lost = self._lost(block, weights, query.shape[-2], stamp)
+            dv[..., past, :] += _summed(self._dropped(weights.clone(), lost), flow)
+            d_weights = self._dropped(flow @ value[..., past, :].unsqueeze(2).transpose(-1, -2), lost)
             d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(scale)
+            if slope is not None:
+                d_scores.mul_(slope)
             dq[..., rows, :] = (d_scores @ key[..., past, :].unsqueeze(2)).flatten(1, 2)
             dk[..., past, :] += _summed(d_scores, asked)
         return dq, dk.to(key.dtype), dv.to(value.dtype)
 
-    def _kept(self, block: range, weights: Tensor, length: int, stamp: Tensor) -> Tensor:
-        """Which of the weights [b, groups, heads / groups, rows, keys] of a block stay."""
+    def _dropped(self, weights: Tensor, lost: Tensor | None) -> Tensor:
+        """The weights that stay, scaled; in place."""
+        return weights if lost is None or self.dropout is None else weights.mul_(1 / (1 - self.dropout.p)).masked_fill_(lost, 0)
+
+    def _lost(self, block: range, weights: Tensor, length: int, stamp: Tensor) -> Tensor | None:
+        """Which of the weights [b, groups, heads / groups, rows, keys] of a block are dropped."""
+        if self.dropout is None or not self.dropout.training:
+            return None
         with self.dropout.noise.at_stamp(stamp):
             kept = self.dropout.kept_among(weights.shape[0], block, length, weights.device)
-        return kept.view(weights.shape)
+        return ~kept.view(weights.shape)
+
+    def _scores(self, block: range, query: Tensor, key: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
+        """Scores of a block's queries for all keys up to the last of them, and what a cap leaves of their slope."""
+        rows, past = slice(block.start, block.stop), slice(0, block.stop)
+        asked = query[..., rows, :].unflatten(1, (key.shape[1], -1))
+        scores, slope = (asked @ key[..., past, :].unsqueeze(2).transpose(-1, -2)).mul_(scale), None
+        if self.cap is not None:
+            share = scores.div_(self.cap).tanh_()
+            scores, slope = share * self.cap, 1 - share.square()
+        place = torch.arange(block.stop, device=query.device)
+        hidden = place > place[rows, None] if visible is None else ~visible[:, None, :, rows, past]
+        if self.window is not None:
+            hidden = hidden | (place <= place[rows, None] - self.window)
+        return scores.masked_fill_(hidden, -math.inf), slope
 
 
 def blocks(query: Tensor) -> Iterator[range]:
@@ -81,19 +105,6 @@ def blocks(query: Tensor) -> Iterator[range]:
     height = max(1, most // (batch * heads * length))
     for first in range(0, length, height):
         yield range(first, min(first + height, length))
-
-
-def weights_of(block: range, query: Tensor, key: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-    """Weights before dropout, [b, groups, heads / groups, rows, keys], of a block's queries for all keys up to its last query."""
-    rows, past = slice(block.start, block.stop), slice(0, block.stop)
-    asked = query[..., rows, :].unflatten(1, (key.shape[1], -1))
-    scores = (asked @ key[..., past, :].unsqueeze(2).transpose(-1, -2)).mul_(scale)
-    if visible is None:
-        place = torch.arange(block.stop, device=query.device)
-        hidden = place > place[rows, None]
-    else:
-        hidden = ~visible[:, None, :, rows, past]
-    return torch.softmax(scores.masked_fill_(hidden, -math.inf), -1)
 
 
 def _summed(left: Tensor, right: Tensor) -> Tensor:

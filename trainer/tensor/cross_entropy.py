@@ -36,6 +36,7 @@ class Targets:
     present: int  # columns of this rank's logits that are not padding
     chunk_mb: float  # logits at once, in MiB of 4-byte numbers
     fused: bool = False  # by compiled kernels
+    cap: float | None = None  # logits become cap tanh(logit / cap)
 
     def weights(self, dtype: torch.dtype) -> Tensor:
         """What each token counts in the loss, [s b]."""
@@ -132,7 +133,12 @@ def _chunks(x: Tensor, head: ColumnLinear, targets: Targets, gradient: bool) -> 
     for first in range(0, len(rows), height):
         part = slice(first, min(first + height, len(rows)))
         logits = torch.mm(rows[part], head.weight.t(), out=buffer[: part.stop - first])
+        shares = None if targets.cap is None else logits.div_(targets.cap).tanh_().clone()
+        if targets.cap is not None:
+            logits.mul_(targets.cap)
         loss = _cross_entropy(logits, wanted[part], weights[part], targets, head.region.group, gradient)
+        if shares is not None and gradient:
+            logits.mul_(1 - shares.square_())
         yield _Chunk(loss, part, rows[part], logits)
     del held
 

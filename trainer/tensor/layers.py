@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from trainer.comm.collectives import Group, Pending
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.fused import FusedProducts
-from trainer.tensor.traced import NO_STAMP, due, multiply, numbered
+from trainer.tensor.traced import NO_STAMP, due, multiply, numbered, total
 
 
 class Gradients(Protocol):
@@ -320,6 +320,37 @@ class ShardedPositionEmbedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
         return x + self.weight[first : first + x.shape[0]].unsqueeze(1)
+
+
+class SumOverRanks(nn.Module):
+    """The sum of x over the ranks of a group, each of which goes on with all of it: so its gradient is summed too."""
+
+    def __init__(self, group: Group):
+        super().__init__()
+        self.group, self.number = group, numbered(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return x
+        summed: Tensor = total(x, self.number) if torch.compiler.is_compiling() else _Total.apply(x, self)
+        return summed
+
+    def compute(self, x: Tensor) -> Tensor:
+        whole = x.contiguous().clone()
+        return ready((whole, self.group.all_reduce(whole)))
+
+
+class _Total(torch.autograd.Function):
+    """``SumOverRanks`` outside of compiled code."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: SumOverRanks) -> Tensor:
+        ctx.layer = layer
+        return layer.compute(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.layer.compute(gradients[0]), None
 
 
 def _matrix(weight: Tensor) -> Tensor:

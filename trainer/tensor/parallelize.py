@@ -10,7 +10,7 @@ from torch import nn
 
 from trainer.comm.collectives import Group
 from trainer.models.attention import AttentionCore
-from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding
+from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding, WidthNorm
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import LowRankLinear, Prompts
 from trainer.shared.parallel.placement import Partial, counts, local_part, resolved
@@ -26,6 +26,7 @@ from trainer.tensor.layers import (
     Region,
     RowLinear,
     ShardedPositionEmbedding,
+    SumOverRanks,
     VocabularyEmbedding,
 )
 
@@ -74,6 +75,8 @@ class Parallelizer:
             _set(model, path, self._linear(path, part, made, unit))
         else:
             part._parameters.update(made)
+            if isinstance(part, WidthNorm):
+                part.total = SumOverRanks(self.region.group)
 
     def _linear(self, path: str, part: Linear, made: dict[str, nn.Parameter], unit: str) -> ColumnLinear | RowLinear:
         """Returns the parallel form, also of a matrix that is not cut: torch's own would keep a view of gathered weights, whose storage has
@@ -128,7 +131,9 @@ class Parallelizer:
         core.heads = range(width * group.index, width * (group.index + 1))
         if isinstance(dropout, Dropout) and dropout.p:
             core.dropout = ShardedAttentionDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total)
-            core.in_blocks = BlockAttention(core.dropout)
+        sharded = core.dropout if isinstance(core.dropout, ShardedAttentionDropout) else None
+        if sharded is not None or core.cap is not None:
+            core.in_blocks = BlockAttention(sharded, core.window, core.cap)
 
 
 def _set(model: nn.Module, path: str, layer: nn.Module) -> None:

@@ -45,13 +45,13 @@ class PlacedRotary(nn.Module):
 
     def __init__(self, rotary: Rotary, positions: Callable[[], Tensor]):
         super().__init__()
-        self.head, self.theta, self.positions = rotary.head, rotary.theta, positions
+        self.angles, self.positions = rotary.angles, positions
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Both [s, b, heads, d]. Angles are computed in fp64 and rounded."""
-        frequency = self.theta ** (-torch.arange(0, self.head, 2, dtype=torch.float64, device=query.device) / self.head)
-        angle = self.positions().double()[..., None, None] * frequency  # [s, b, 1, d/2]
-        cos, sin = angle.cos().to(query.dtype), angle.sin().to(query.dtype)
+        frequency = torch.tensor(self.angles.frequencies, dtype=torch.float64, device=query.device)
+        angle = self.positions().double()[..., None, None] * frequency  # [s, b, 1, r/2]
+        cos, sin = ((wave * self.angles.magnitude).to(query.dtype) for wave in (angle.cos(), angle.sin()))
         return rotated(query, cos, sin), rotated(key, cos, sin)
 
 

@@ -114,3 +114,23 @@ def kept(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
 @torch.library.register_fake("trireme::kept", lib=OPERATIONS)
 def _(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=torch.bool, device=x.device)
+
+
+@defined("total(Tensor x, Tensor number) -> Tensor")
+def total(x: Tensor, number: Tensor) -> Tensor:
+    """The sum of x over the ranks of the layer ``number``."""
+    return LAYERS[int(number)].compute(x)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("trireme::total", lib=OPERATIONS)
+def _(x: Tensor, number: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _total(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+torch.library.register_autograd(
+    "trireme::total", lambda ctx, dy: (total(dy, *ctx.saved_tensors), None), setup_context=_total, lib=OPERATIONS
+)

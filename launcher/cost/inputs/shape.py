@@ -16,7 +16,7 @@ from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run import flops
 from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import ModelConfig, TuneConfig
+from trainer.shared.run.schema import NORM_VECTORS, ModelConfig, ResolvedModelConfig, TuneConfig
 from trainer.shared.run.tuning import added_parameters
 
 Array = float | np.ndarray
@@ -36,27 +36,44 @@ class Experts:
     ffn: Array  # inner width of one expert
     shared_ffn: Array = 0  # inner width of the experts that every token visits
     dense_layers: Array = 0  # leading blocks with an ordinary MLP
+    every: Array = 1  # only each so many-th block has experts
+    shared_gate: bool = False  # a vector that weighs the shared ones
+    router_bias: bool = False
+    imbalance: Array = 1.0  # tokens of the busiest rank / their mean
 
 
 @dataclass(frozen=True)
 class LatentAttention:
     """Queries, keys and values made from low-rank latents (multi-head latent attention)."""
 
-    query_rank: Array
+    query_rank: Array  # 0: queries are made from the hidden state
     kv_rank: Array
     rotary: Array = 64  # further width of a query/key head that carries the position
+    value: Array | None = None  # width of a value; None: that of a head
+
+
+NORMS = {"before": 2, "after": 2, "both": 4}
+"""Norms of the hidden state in a block, by where they stand."""
 
 
 def family_traits(name: str, seq: Array) -> dict[str, Any]:
-    """The fields of a ``Shape`` that its family decides."""
-    family = FAMILIES[name]
+    """The fields of a ``Shape`` that its family decides, where a table knows no more."""
+    return _traits(resolve_model(ModelConfig(name)), seq)
+
+
+def _traits(model: ResolvedModelConfig, seq: Array) -> dict[str, Any]:
+    family = FAMILIES[model.family]
     return {
-        "biases": family.biases,
-        "scale_only_norm": family.norm_vectors == 1,
-        "positions": seq if family.positions == "learned" else 0,
+        "gated": model.gated,
+        "biases": tuple(model.biases),
+        "scale_only_norm": NORM_VECTORS[model.norm] == 1,
+        "block_norms": 1 if model.residual == "parallel_one_norm" else NORMS[model.norm_at],
+        "qk_norm": model.qk_norm,
+        "positions": seq + family.further_positions if model.positions == "learned" else 0,
         "embedding_norm": family.embedding_norm,
-        "rotary": family.positions == "rotary",
-        "linear_biases": family.positions == "alibi",
+        "rotary": model.positions == "rotary",
+        "linear_biases": model.positions == "alibi",
+        "sinks": family.attention_sinks,
     }
 
 
@@ -74,7 +91,14 @@ class Shape:
     seq: Array
     gated: bool = False  # SwiGLU: three matrices in the MLP instead of two
     tied: bool = True  # input embedding and head share their matrix
-    biases: tuple[str, ...] = MATRICES  # matrices of a block that have one
+    biases: tuple[str, ...] = MATRICES  # matrices that have one
+    block_norms: int = 2  # of the hidden state, in a block
+    qk_norm: str = "none"  # of queries and keys: none, of each head, of the whole width
+    window: Array = 0  # positions that attention looks back; 0: all
+    full_every: Array = 0  # each so many-th block does in spite of that; 0: none
+    capped: bool = False  # scores go through a tanh, which no flash kernel but the newest has
+    sinks: bool = False  # a further score of each head
+    predicted_tokens: Array = 0  # further tokens that modules at the end predict
     scale_only_norm: bool = False  # RMSNorm: no shift
     positions: Array = 0  # learned position embeddings
     embedding_norm: bool = False  # BLOOM normalises the embedding
@@ -96,9 +120,14 @@ class Shape:
         model = resolve_model(model)
         return cls(
             **{name: getattr(model, name) for name in SIZES},
-            gated=model.activation == "swiglu",
             tied=bool(model.tied),
-            **family_traits(model.family, model.seq),
+            **_traits(model, model.seq),
+            window=model.window or 0,
+            full_every=model.full_every,
+            capped=model.score_cap is not None,
+            predicted_tokens=model.predicted_tokens,
+            experts=_experts(model),
+            latent=_latent(model),
             dropout=model.dropout > 0,
             fused_attention=model.attention == "fused",
             frozen=tune is not None and tune.method != "full",
@@ -141,14 +170,20 @@ class Shape:
         return self.hidden * (1 if self.scale_only_norm else 2)
 
     @property
+    def value_width(self) -> Array:
+        """Width of what attention gives to its output matrix."""
+        return self.query_width if self.latent is None or self.latent.value is None else self.heads * self.latent.value
+
+    @property
     def attention_parameters(self) -> Array:
         """Matrices of one attention: queries, keys, values, output."""
         if self.latent is None:
             return flops.attention_weights(self.hidden, self.query_width, self.kv_width)
         q, kv, rotary = self.latent.query_rank, self.latent.kv_rank, self.latent.rotary
-        queries = self.hidden * q + q * self.heads * (self.head_width + rotary)
-        keys_values = self.hidden * (kv + rotary) + kv * 2 * self.query_width
-        return queries + keys_values + self.query_width * self.hidden
+        turned = self.query_width + self.heads * rotary
+        queries = np.where(np.asarray(q) > 0, q * (self.hidden + turned), self.hidden * turned)
+        keys_values = self.hidden * (kv + rotary) + kv * (self.query_width + self.value_width)
+        return queries + keys_values + self.value_width * self.hidden
 
     @property
     def mlp_parameters(self) -> Array:
@@ -163,7 +198,9 @@ class Shape:
     @property
     def shared_mlp_parameters(self) -> Array:
         """Matrices of an expert block's MLP that are not routed: the shared experts and the router."""
-        return 0 if self.experts is None else self.hidden * (self.mlp_matrices * self.experts.shared_ffn + self.experts.count)
+        if self.experts is None:
+            return 0
+        return self.hidden * (self.mlp_matrices * self.experts.shared_ffn + self.experts.count + self.experts.shared_gate)
 
     @property
     def output_biases(self) -> int:
@@ -172,21 +209,50 @@ class Shape:
 
     @property
     def small_parameters(self) -> Array:
-        """Biases and norms of one block."""
+        """Biases, norms and sinks of one block, but for those of its experts."""
         attention, mlp = self.query_width + 2 * self.kv_width, (self.mlp_matrices - 1) * self.ffn
         biases = ("qkv" in self.biases) * attention + ("up" in self.biases) * mlp + self.output_biases * self.hidden
-        return biases + 2 * self.norm_parameters
+        return biases + self.block_norms * self.norm_parameters + self.head_norm_parameters + self.sinks * self.heads
+
+    @property
+    def head_norm_parameters(self) -> Array:
+        """Norms of queries and keys, or of their latents."""
+        if self.latent is not None:
+            return self.latent.query_rank + self.latent.kv_rank
+        return {"none": 0, "head": 2 * self.head_width, "width": self.query_width + self.kv_width}[self.qk_norm]
+
+    @property
+    def expert_biases(self) -> Array:
+        """What a block with experts has of biases beyond one with an MLP, averaged over all blocks."""
+        if self.experts is None:
+            return 0
+        each = ("up" in self.biases) * (self.mlp_matrices - 1) * self.experts.ffn + ("down" in self.biases) * self.hidden
+        dense = ("up" in self.biases) * (self.mlp_matrices - 1) * self.ffn + ("down" in self.biases) * self.hidden
+        more = self.experts.count * (each + self.experts.router_bias) - dense
+        return more * self.expert_layers / self.layers
 
     @property
     def expert_layers(self) -> Array:
-        return 0 if self.experts is None else self.layers - self.experts.dense_layers
+        """Blocks with experts."""
+        if self.experts is None:
+            return 0
+        return self.layers // self.experts.every - self.experts.dense_layers // self.experts.every
+
+    @property
+    def attended(self) -> Array:
+        """Keys that a query sees, the mean of all blocks and queries, counted as the whole square is."""
+        if not np.any(self.window):
+            return self.seq
+        near = flops.seen_keys(self.seq, np.where(np.asarray(self.window) > 0, self.window, self.seq))
+        full = np.where(np.asarray(self.full_every) > 0, self.layers // np.maximum(self.full_every, 1), 0) / self.layers
+        return full * self.seq + (1 - full) * near
 
     @property
     def block_parameters(self) -> Array:
         """Parameters of one block, averaged over the blocks where they differ."""
         sparse = self.expert_layers / self.layers
         mlp = (1 - sparse) * self.mlp_parameters + sparse * (self.expert_parameters + self.shared_mlp_parameters)
-        return self.attention_parameters + mlp + self.small_parameters
+        return self.attention_parameters + mlp + self.small_parameters + self.expert_biases
 
     @property
     def embedding_parameters(self) -> Array:
@@ -196,7 +262,7 @@ class Shape:
     @property
     def parameters(self) -> Array:
         """All parameters: V h + positions + L blocks + final norm (+ V h untied)."""
-        head = 0 if self.tied else self.vocab * self.hidden
+        head = (0 if self.tied else self.vocab * self.hidden) + ("head" in self.biases) * self.vocab
         return self.embedding_parameters + self.layers * self.block_parameters + self.norm_parameters + head
 
     @property
@@ -212,8 +278,10 @@ class Shape:
 
     def attention_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of the attention core of all blocks for one sequence: 4 s^2 per query width, half of it below the diagonal."""
-        further = 0 if self.latent is None else self.heads * self.latent.rotary / 2  # of queries and keys, not of values
-        return self.layers * flops.attention_core_flops(self.seq, self.query_width + further, causal)
+        width = self.query_width
+        if self.latent is not None:  # queries and keys are wider than values
+            width = (width + self.heads * self.latent.rotary + self.value_width) / 2
+        return self.layers * flops.attention_core_flops(self.seq, width, causal) * (self.attended / self.seq)
 
     def forward_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of one sequence."""
@@ -222,3 +290,16 @@ class Shape:
     def model_flops(self, causal: bool = False) -> Array:
         """FLOPs of one sequence, forward and backward, nothing recomputed: what MFU counts (6 N per token + attention)."""
         return flops.training_flops(self.forward_flops(causal))
+
+
+def _experts(model: ResolvedModelConfig) -> Experts | None:
+    e = model.experts
+    if not e.count:
+        return None
+    ffn = e.ffn or model.ffn
+    return Experts(e.count, e.active, ffn, e.shared_ffn, e.dense_layers, e.every, e.shared_gate, e.router_bias, e.imbalance)
+
+
+def _latent(model: ResolvedModelConfig) -> LatentAttention | None:
+    latent = model.latent
+    return LatentAttention(latent.query_rank, latent.kv_rank, latent.rotary, latent.value) if latent.kv_rank else None

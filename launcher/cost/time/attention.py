@@ -57,7 +57,8 @@ def _flash(case: Case, name: str) -> ForwardBackward:
     forward_rate, backward_rate = (getattr(constants, f"{name}_{way}") for way in ("forward", "backward"))
     packed = np.asarray(s.text) > 0
     text = np.where(packed, s.text, s.seq)
-    scores = score_count(case) * text / s.seq * (0.5 if case.trainer.kernels.causal_skip else 1.0)
+    seen = np.where(packed, text, s.attended)
+    scores = score_count(case) * seen / s.seq * (0.5 if case.trainer.kernels.causal_skip else 1.0)
     # short sequences leave units idle and waste the diagonal tiles; a text ends anywhere, so half of its last tile is empty
     ragged = np.where(packed, constants.flash_ramp / 2, 0.0) / text
     fill = (1 + ragged) * (1 + ragged + constants.flash_ramp / text)

@@ -31,7 +31,7 @@ def products(case: Case) -> list[Product]:
         out.append(Product("queries", tokens, (s.query_width + 2 * s.kv_width) / t, s.hidden))
     else:
         out += _latent_products(case)
-    out.append(Product("output", tokens, s.hidden, s.query_width / t))
+    out.append(Product("output", tokens, s.hidden, s.value_width / t))
     sparse = s.expert_layers / s.layers
     dense = 1 - sparse
     gates = s.mlp_matrices - 1
@@ -54,11 +54,12 @@ def off_lines(case: Case) -> list[int]:
 def _latent_products(case: Case) -> list[Product]:
     s, t, tokens, latent = case.shape, case.tensor, case.tokens, case.shape.latent
     assert latent is not None
-    return [
-        Product("queries", tokens, latent.query_rank + latent.kv_rank + latent.rotary, s.hidden),
-        Product("queries", tokens, s.heads * (s.head_width + latent.rotary) / t, latent.query_rank),
-        Product("queries", tokens, 2 * s.query_width / t, latent.kv_rank),
+    turned, direct = s.heads * (s.head_width + latent.rotary) / t, np.asarray(latent.query_rank) == 0
+    made = [
+        Product("queries", tokens, np.where(direct, turned, latent.query_rank) + latent.kv_rank + latent.rotary, s.hidden),
+        Product("queries", tokens, (s.query_width + s.value_width) / t, latent.kv_rank),
     ]
+    return made if np.all(direct) else [*made, Product("queries", tokens, turned, latent.query_rank)]
 
 
 def _expert_products(case: Case, sparse: Array, gates: int) -> list[Product]:

@@ -6,7 +6,6 @@ from launcher.config.engine import check_lines
 from launcher.config.schema import Config
 from launcher.cost.inputs.device import BYTES
 from launcher.planning.serving.limits import clash
-from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.rules import check_model, resolve_model
 
@@ -75,7 +74,7 @@ def _check_limits(config: Config) -> None:
 def positions(config: Config) -> int | None:
     """Positions that the model has learned: no request is longer. None for a model that has learned none."""
     model = resolve_model(config.model)
-    return model.seq if FAMILIES[model.family].positions == "learned" else None
+    return model.seq if model.positions == "learned" else None
 
 
 def _check_lengths(config: Config) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trainer.shared.families.family import ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
+from trainer.shared.families.family import MATRICES, ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
 
 FAMILY = Family(
     name="bloom",
     order=2,
-    positions="alibi",
+    defaults={"positions": "alibi", "norm": "layer", "biases": MATRICES, "activation": "gelu", "tied": True},
     embedding_norm=True,
     embedding_dropout=False,
     hub=HubFormat(

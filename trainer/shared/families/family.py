@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+from trainer.shared.families.parts import Part
 
 MATRICES = ("qkv", "output", "up", "down")
 """Matrices of a block: queries, keys and values in one; attention's output; into the MLP and out of it."""
@@ -20,7 +22,7 @@ ALWAYS = object()
 class ConfigKey:
     """A key of the model and the one of config.json that holds it."""
 
-    ours: str
+    ours: str  # dotted, behind "model."
     theirs: str
     default: Any = ALWAYS  # where config.json has none; of words, the first
     older: str | None = None  # another name under which it is read
@@ -36,14 +38,14 @@ class HubFormat:
 
     model_type: str
     architecture: str
-    keys: tuple[ConfigKey, ...]  # beside vocabulary, tied head and rotary positions, which are the same for all
+    keys: tuple[ConfigKey, ...]  # beside vocabulary and tied head, which are the same for all
+    parts: tuple[Part, ...] = ()  # what is more than one key
     constants: Mapping[str, Any] = field(default_factory=dict)  # written; no other value is read
     expected: Mapping[str, Any] = field(default_factory=dict)  # likewise, but not written
-    head_width: str | None = None  # key of config.json that must be hidden / heads where it is given
-    root: str  # what names begin with, except in files of the model without its head
-    ends: Mapping[str, str]
-    blocks: str  # what stands before the number of a block
-    block: Mapping[str, str]
+    root: str = "model."  # what names begin with, except in files of the model without its head
+    ends: Mapping[str, str] = field(default_factory=dict)
+    blocks: str = "layers"  # what stands before the number of a block
+    block: Mapping[str, str] = field(default_factory=dict)  # none: weights of the family are neither read nor written
     forms: Mapping[str, str] = field(default_factory=dict)  # how modules that differ from ours hold them (trainer/convert/rules.py)
     inputs_first: bool = False  # matrices of a block are [in, out]
     output: str = "lm_head.weight"  # of a head that is not tied
@@ -76,36 +78,40 @@ class FamilyDefaults:
     grouped_above: float | None = None  # parameters above which a model has 8 key/value heads; None: one per head in all
 
 
+BASE: Mapping[str, Any] = {
+    "positions": "rotary",
+    "norm": "rms",
+    "norm_at": "before",
+    "qk_norm": "none",
+    "biases": (),
+    "residual": "sequential",
+    "activation": "swiglu",
+    "tied": False,
+}
+"""What keys of the model are where neither the run nor its family says otherwise: Llama's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One architecture. Grouped queries, MLP width, activation and tied embeddings are keys of the model: here are their defaults."""
+    """One architecture. What its models may choose is a key of the model, and ``defaults`` holds its usual value; the fields here are what
+    all of them share."""
 
     name: str
     title: str = ""  # in a list of families, if not the name
     order: int = 99  # its place in such a list; the first is the default
-    # the network: norm, attention and norm, MLP in each block, a norm before the head
-    norm: Literal["layer", "rms"] = "layer"
-    biases: tuple[str, ...] = MATRICES  # matrices of a block that have one
-    positions: Literal["learned", "rotary", "alibi"]
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # keys of the model that differ from ``BASE``
     embedding_norm: bool = False
     embedding_dropout: bool = True
-    head_multiple: int = 1  # of which hidden / heads is one
-    head_broken: str = ""  # what is wrong with another width, behind "model.hidden=H / model.heads=N"
-    # defaults
-    activation: str = "gelu"
-    tied: bool = True
+    norm_offset: bool = False  # norms multiply by 1 + weight
+    attention_sinks: bool = False  # a further score of each head, which takes weight from all
+    further_positions: int = 0  # rows of the position embedding beyond the sequence
     # names on disk, and what is known of published models
     hub: HubFormat
-    gguf: str  # its architecture in llama.cpp
+    gguf: str = ""  # its architecture in llama.cpp; "": none that is read or written here
     gguf_arranged: Mapping[str, str] = field(default_factory=dict)  # what differs from the hub's tensors, by the end of their name there
     published: FamilyDefaults | None = None
 
-    @property
-    def norm_vectors(self) -> int:
-        """Vectors of a norm: scale and shift, or scale alone."""
-        return 2 if self.norm == "layer" else 1
-
-    def parameters(self, module: str) -> tuple[str, ...]:
-        """Names of the parameters of a module: weight, and bias if it has one."""
-        shifted = self.norm_vectors == 2 if module.endswith("norm") else module.rpartition(".")[2] in self.biases
-        return ("weight", "bias") if shifted else ("weight",)
+    def default(self, name: str) -> Any:
+        """The value of a key of the model that is not given; None if the family says nothing of it."""
+        value = self.defaults.get(name, BASE.get(name))
+        return list(value) if isinstance(value, tuple) else value

@@ -7,16 +7,16 @@ NeMo tool's table.
 
 from __future__ import annotations
 
-from trainer.shared.families.family import ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
+from trainer.shared.families.family import MATRICES, ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
 
-ACTIVATIONS = {"gelu": "gelu_new", "squared_relu": "relu2"}
-"""Ours are the tanh form of GELU and Primer's max(x, 0)^2."""
+ACTIVATIONS = {"gelu": "gelu_new", "gelu_exact": "gelu", "squared_relu": "relu2", "relu": "relu"}
+"""``gelu`` is its tanh form, ``squared_relu`` Primer's max(x, 0)^2."""
 
 FAMILY = Family(
     name="gpt",
     title="gpt (GPT-2/3)",
     order=0,
-    positions="learned",
+    defaults={"positions": "learned", "norm": "layer", "biases": MATRICES, "activation": "gelu", "tied": True},
     hub=HubFormat(
         model_type="gpt2",
         architecture="GPT2LMHeadModel",

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from trainer.shared.families.family import ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
+from trainer.shared.families.parts import ROPE
 
 FAMILY = Family(
     name="llama",
     order=1,
-    norm="rms",
-    biases=(),
-    positions="rotary",
-    head_multiple=2,
-    head_broken="is odd, and rotary embeddings need pairs",
-    activation="swiglu",
-    tied=False,
     hub=HubFormat(
         model_type="llama",
         architecture="LlamaForCausalLM",
@@ -22,13 +16,14 @@ FAMILY = Family(
             ConfigKey("hidden", "hidden_size"),
             ConfigKey("heads", "num_attention_heads"),
             ConfigKey("kv_heads", "num_key_value_heads", default=None),
+            ConfigKey("head_width", "head_dim", default=None),
             ConfigKey("ffn", "intermediate_size"),
             ConfigKey("seq", "max_position_embeddings"),
             ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
             ConfigKey("norm_eps", "rms_norm_eps", default=1e-6),
         ),
+        parts=(ROPE,),
         constants={"attention_bias": False, "mlp_bias": False},
-        head_width="head_dim",
         root="model.",
         ends={"embedding.tokens": "embed_tokens", "head.norm": "norm"},
         blocks="layers",

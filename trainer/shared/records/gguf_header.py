@@ -45,7 +45,7 @@ def read_header(source: Path) -> tuple[dict[str, Any], set[str]]:
 def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> ResolvedModelConfig:
     """The model that a header describes; ``ConfigError`` if it is none that is trained here."""
     architecture = fields.get("general.architecture")
-    families = {family.gguf: family for family in FAMILIES.values()}
+    families = {family.gguf: family for family in FAMILIES.values() if family.gguf}
     family = families.get(str(architecture))
     if family is None:
         raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(families)}")
@@ -55,7 +55,7 @@ def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> Reso
     lengths["kv_heads"] = _length(fields, f"{architecture}.{LENGTHS['kv_heads']}", source, lengths["heads"])
     _check_understood(fields, f"{architecture}.", lengths["hidden"] // max(1, lengths["heads"]), source)
     vocab = fields.get(f"{architecture}.vocab_size") or len(fields.get("tokenizer.ggml.tokens", ()))
-    eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family.norm == 'rms' else ''}_epsilon", 1e-5)
+    eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family.default('norm') == 'rms' else ''}_epsilon", 1e-5)
     rope = float(fields.get(f"{architecture}.rope.freq_base", 10000.0))
     facts = {
         "family": family.name,

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from trainer.shared.families.family import ALWAYS, ConfigKey, Family
+from trainer.shared.families.parts import NotUnderstood, Part
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.artifacts import GGUF, GGUF_FILE, ArtifactKind, checkpoint_facts, find_artifact
 from trainer.shared.records.gguf_header import model_in, read_header
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.read import flatten, from_dict
+from trainer.shared.run.rules import check_model, resolve_model
 from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
 COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddings", default=None))
 """Keys of every family."""
-ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 NO_MATTER = re.compile(
     r"_.*|architectures|model_type|auto_map|.*_token_ids?|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|use_bfloat16|"
     r"output_.*|return_dict.*|summary_.*|task_specific_params|(id2label|label2id|num_labels|problem_type|finetuning_task|prefix)|"
@@ -37,13 +37,12 @@ def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
     family = FAMILIES[model.family]
     hub = family.hub
     _check_expressible(model, family)
-    values, theta = vars(model), model.rope_theta
-    rotary = {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    values = flatten(model)
     return {
         "model_type": hub.model_type,
         "architectures": [hub.architecture],
         **{key.theirs: key.words.get(values[key.ours], values[key.ours]) for key in hub.keys},
-        **(rotary if family.positions == "rotary" else {}),
+        **{name: value for part in hub.parts for name, value in part.write(values).items()},
         **hub.constants,
         **{key.theirs: values[key.ours] for key in COMMON},
     }
@@ -57,16 +56,16 @@ def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
         raise ConfigError(f"model_type={config.get('model_type')!r} cannot be imported; use {listed(families)}")
     _check_understood(config, family)
     given: dict[str, Any] = {"family": family.name}
-    if family.positions == "rotary":
-        given["rope_theta"] = _theta(config)
     _refuse(config, **family.hub.expected, **family.hub.constants)
     for key in (*family.hub.keys, *COMMON):
         if key.read:
             given[key.ours] = _read(config, key, family)
-    if family.hub.head_width is not None:
-        _refuse(config, **{family.hub.head_width: given["hidden"] // given["heads"]})
+    for part in family.hub.parts:
+        given |= _part(config, part, given)
     try:
-        return resolve_model(from_dict(ModelConfig, given, "model."))
+        model = from_dict(ModelConfig, nested(given), "model.")
+        check_model(model)
+        return resolve_model(model)
     except ConfigError as error:
         raise ConfigError(f"config.json says what no model here has: {error}") from None
 
@@ -104,7 +103,7 @@ def to_import(source: Path) -> tuple[Path, ResolvedModelConfig]:
 
 def _check_expressible(model: ResolvedModelConfig, family: Family) -> None:
     keys = {key.ours: key for key in family.hub.keys}
-    allowed = tuple(keys["activation"].words) if "activation" in keys else (family.activation,)
+    allowed = tuple(keys["activation"].words) if "activation" in keys else (family.default("activation"),)
     if model.activation not in allowed:
         raise ConfigError(
             f"model.activation={model.activation} cannot be exported with model.family={model.family}; its layout has {allowed[0]}"
@@ -136,13 +135,20 @@ def _read(config: Mapping[str, Any], key: ConfigKey, family: Family) -> Any:
     return words[value]
 
 
-def _theta(config: Mapping[str, Any]) -> float:
-    """The base of rotary positions; ``ConfigError`` for scaled ones."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ConfigError(f"rope_type={kind!r} cannot be imported; only unscaled rotary positions are trained here")
-    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+def _part(config: Mapping[str, Any], part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return part.read(config, given)
+    except NotUnderstood as error:
+        raise ConfigError(f"{error} of config.json cannot be read: nothing here understands it") from None
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"rope.kind": 1}`` as ``{"rope": {"kind": 1}}``."""
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, _, key = name.rpartition(".")
+        (found.setdefault(section, {}) if section else found)[key] = value
+    return found
 
 
 def _check_understood(config: Mapping[str, Any], family: Family) -> None:
@@ -150,7 +156,7 @@ def _check_understood(config: Mapping[str, Any], family: Family) -> None:
     makes none."""
     keys = (*family.hub.keys, *COMMON)
     known = {key.theirs for key in keys} | {key.older for key in keys} | {*family.hub.constants, *family.hub.expected}
-    known |= {family.hub.head_width, *(ROTARY if family.positions == "rotary" else ())}
+    known |= {name for part in family.hub.parts for name in part.names}
     for name, value in config.items():
         if value and name not in known and not NO_MATTER.fullmatch(name):
             raise ConfigError(

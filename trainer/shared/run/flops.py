@@ -39,26 +39,39 @@ def training_flops(forward: Any) -> Any:
     return 3 * forward
 
 
-def block_flops(model: ResolvedModelConfig) -> float:
+def seen_keys(seq: Any, window: Any) -> Any:
+    """Keys that a query sees on average, counted as the whole square is: seq, or what a window leaves of it."""
+    if window is None:
+        return seq
+    beyond = (seq - window + abs(seq - window)) / 2
+    return seq - beyond**2 / seq
+
+
+def core_flops(model: ResolvedModelConfig, block: int) -> float:
+    """Forward FLOPs of the attention core of one block on one sequence."""
+    return float(attention_core_flops(model.seq, model.query_width) * seen_keys(model.seq, model.window_of(block)) / model.seq)
+
+
+def block_flops(model: ResolvedModelConfig, block: int) -> float:
     """Forward FLOPs of one block on one sequence."""
-    kv_width = model.kv_heads * model.head_width
-    weights = attention_weights(model.hidden, model.hidden, kv_width) + mlp_weights(model.hidden, model.ffn, model.activation == "swiglu")
-    return float(matrix_flops(model.seq, weights) + attention_core_flops(model.seq, model.hidden))
+    weights = attention_weights(model.hidden, model.query_width, model.kv_width) + mlp_weights(model.hidden, model.ffn, model.gated)
+    return float(matrix_flops(model.seq, weights)) + core_flops(model, block)
 
 
 def model_flops(model: ResolvedModelConfig, sequences: int) -> float:
     """FLOPs of forward and backward of ``sequences`` without recomputation."""
     head = matrix_flops(model.seq, model.hidden * model.vocab)
-    return sequences * float(training_flops(model.layers * block_flops(model) + head))
+    return sequences * float(training_flops(sum(block_flops(model, block) for block in range(model.layers)) + head))
 
 
 def recomputed_flops(model: ResolvedModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
     """FLOPs that recomputation adds: a forward of each attention core, or of each block except the product that ends its MLP."""
     match layout.recompute:
         case "selective":
-            again = float(attention_core_flops(model.seq, model.hidden))
+            again = sum(core_flops(model, block) for block in range(model.layers)) / model.layers
         case "full":
-            again = block_flops(model) - matrix_flops(model.seq, model.hidden * model.ffn)
+            each = sum(block_flops(model, block) for block in range(model.layers)) / model.layers
+            again = each - matrix_flops(model.seq, model.hidden * model.ffn)
         case _:
             again = 0.0
     return sequences * recomputed_blocks * again

@@ -203,7 +203,7 @@ def _check_entries(metadata: Mapping[str, Any], values: list[Any] | dict[str, An
                 raise ConfigError(f"unknown key {where}.{name}{nearest(name, choices)} (known: {', '.join(choices)})")
             _check_range({**metadata, "choices": None}, value, f"{where}.{name}")
     elif choices:
-        if not values:
+        if not values and not metadata.get("empty"):
             raise ConfigError(f"{where}=[] leaves nothing to choose from; give one or more of {', '.join(map(str, choices))}")
         for index, value in enumerate(values):
             _check_range({"choices": choices}, value, f"{where}[{index}]")

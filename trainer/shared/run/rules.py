@@ -11,9 +11,11 @@ import itertools
 import math
 from typing import Any, TypeVar
 
+from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
 from trainer.shared.run.schema import (
+    GATED,
     LayoutConfig,
     ModelConfig,
     ResolvedLayoutConfig,
@@ -32,8 +34,8 @@ TRACKING_REMEDY = "leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRAC
 
 def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
     """``config`` with every derived value, checked for ``world_size`` ranks."""
+    check_model(config.model)
     model = resolve_model(config.model)
-    check_model(model)
     _check_split(model, config.layout)  # what the model forbids on any cluster is said before what this cluster cannot hold
     layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
     optimizer = _with(
@@ -53,18 +55,21 @@ def _with(cls: type[T], config: Any, **derived: Any) -> T:
 
 
 def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
-    """Fills in the family's defaults. An MLP of SwiGLU has 8/3 hidden rounded up to 64, any other 4 hidden."""
+    """Fills in the family's defaults. An MLP with a gate has 8/3 hidden rounded up to 64, any other 4 hidden."""
     family = FAMILIES[model.family]
-    activation = model.activation or family.activation
-    ffn = model.ffn or (64 * math.ceil(8 * model.hidden / 3 / 64) if activation == "swiglu" else 4 * model.hidden)
+    chosen = {name: family.default(name) if (given := getattr(model, name)) is None else given for name in BASE}
+    gated = chosen["activation"] in GATED
+    head = model.head_width or max(1, model.hidden // model.heads)
+    ffn = model.ffn or (64 * math.ceil(8 * model.hidden / 3 / 64) if gated else 4 * model.hidden)
     return _with(
         ResolvedModelConfig,
         model,
+        **chosen,
         kv_heads=model.kv_heads or model.heads,
         ffn=ffn,
-        tied=family.tied if model.tied is None else model.tied,
-        activation=activation,
         init_std=0.64 / math.sqrt(model.hidden) if model.init_std is None else model.init_std,
+        head_width=head,
+        attention_scale=1 / math.sqrt(head) if model.attention_scale is None else model.attention_scale,
     )
 
 
@@ -78,9 +83,11 @@ def micro_batches(config: TrainConfig) -> int:
     return config.run.global_batch // (config.layout.micro_batch * (config.layout.data or 1))
 
 
-def check(config: TrainConfig, world_size: int) -> None:
+def check(config: ResolvedTrainConfig, world_size: int) -> None:
     """Raise ``ConfigError`` on the first broken rule of a resolved ``config`` on ``world_size`` ranks."""
     check_model(config.model)
+    if config.command is None and (name := untrained(config.model)) is not None:
+        raise ConfigError(f"{name} can be planned but not trained here yet; use trainer=NAME of another trainer, or leave it out")
     _check_split(config.model, config.layout)
     _check_world(config.layout, world_size)
     _check_schedule(config)
@@ -143,18 +150,67 @@ def _check_world(layout: LayoutConfig, world_size: int) -> None:
         raise _too_many_ranks(layout, needed, world_size)
 
 
-def check_model(model: ModelConfig) -> None:
-    """Raise ``ConfigError`` on the first rule that ``model`` breaks in any layout."""
-    kv_heads = model.kv_heads or model.heads
-    if model.hidden % model.heads:
-        raise ConfigError(f"model.heads={model.heads} does not divide model.hidden={model.hidden}; use {_few_divisors(model.hidden)}")
-    if model.heads % kv_heads:
-        raise ConfigError(f"model.kv_heads={kv_heads} does not divide model.heads={model.heads}; use {listed(divisors(model.heads))}")
-    family = FAMILIES[model.family]
-    if model.head_width % family.head_multiple:
-        raise ConfigError(f"model.hidden={model.hidden} / model.heads={model.heads} {family.head_broken}; change model.heads")
+def check_model(given: ModelConfig) -> None:
+    """Raise ``ConfigError`` on the first rule that a model breaks in any layout."""
+    if given.head_width is None and given.hidden % given.heads:
+        raise ConfigError(
+            f"model.heads={given.heads} does not divide model.hidden={given.hidden}; use {_few_divisors(given.hidden)}, or set "
+            "model.head_width"
+        )
+    model = resolve_model(given)
+    if model.heads % model.kv_heads:
+        raise ConfigError(f"model.kv_heads={model.kv_heads} does not divide model.heads={model.heads}; use {listed(divisors(model.heads))}")
     if model.dropout >= 1:
         raise ConfigError(f"model.dropout={model.dropout:g} drops everything; use a value from 0 to below 1")
+    if model.positions == "rotary":
+        _check_rope(model)
+    if model.window is None and model.full_every:
+        raise ConfigError(f"model.full_every={model.full_every} says which blocks ignore a window, and there is none; set model.window")
+    if "head" in model.biases and model.tied:
+        raise ConfigError("model.biases has a bias of the head, which model.tied=true shares with the embedding; leave one of them out")
+    _check_experts(model)
+
+
+def _check_rope(model: ResolvedModelConfig) -> None:
+    rope, width = model.rope, model.rope.share * model.head_width
+    if rope.share > 1:
+        raise ConfigError(f"model.rope.share={rope.share:g} is more than a head has; use a value from above 0 to 1")
+    if not width.is_integer() or width % 2:
+        raise ConfigError(
+            f"model.head_width={model.head_width} x model.rope.share={rope.share:g} is {width:g} dimensions, which turn in pairs; "
+            "change one of them (model.head_width is model.hidden / model.heads unless it is given)"
+        )
+    if rope.kind in ("yarn", "llama3", "longrope") and rope.original is None:
+        raise ConfigError(f"model.rope.kind={rope.kind} needs the sequence length before scaling; set model.rope.original")
+    if rope.kind == "llama3" and rope.high <= rope.low:
+        raise ConfigError(f"model.rope.high={rope.high:g} must be above model.rope.low={rope.low:g}; change one of them")
+    for name in ("short", "long") if rope.kind == "longrope" else ():
+        if len(getattr(rope, name)) != width / 2:
+            raise ConfigError(f"model.rope.{name} has {len(getattr(rope, name))} factors; give one for each of the {width / 2:g} pairs")
+
+
+def _check_experts(model: ResolvedModelConfig) -> None:
+    experts = model.experts
+    if not experts.count:
+        return
+    if experts.active > experts.count:
+        raise ConfigError(f"model.experts.active={experts.active} is more than model.experts.count={experts.count}; lower it")
+    if experts.dense_layers >= model.layers or experts.every > model.layers:
+        raise ConfigError(
+            f"model.experts.dense_layers={experts.dense_layers} and model.experts.every={experts.every} leave no block of "
+            f"model.layers={model.layers} with experts; lower one of them, or set model.experts.count=0"
+        )
+
+
+def untrained(model: ModelConfig) -> str | None:
+    """Returns the key of what our own trainer cannot train of a resolved model; None if that is nothing."""
+    first = {
+        f"model.experts.count={model.experts.count}": model.experts.count,
+        f"model.latent.kv_rank={model.latent.kv_rank}": model.latent.kv_rank,
+        f"model.predicted_tokens={model.predicted_tokens}": model.predicted_tokens,
+        f"model.family={model.family} (attention sinks)": FAMILIES[model.family].attention_sinks,
+    }
+    return next((name for name, there in first.items() if there), None)
 
 
 def _few_divisors(n: int) -> str:
@@ -260,14 +316,18 @@ def _check_moments(config: TrainConfig) -> None:
             )
 
 
-def _check_eight_bits(config: TrainConfig) -> None:
+def _check_eight_bits(config: ResolvedTrainConfig) -> None:
     """Products of 8-bit numbers take sixteen of them at a time (torch._scaled_mm)."""
     model, layout = config.model, config.layout
     if config.run.precision != "fp8" or config.command is not None:
         return
-    assert model.ffn is not None and model.kv_heads is not None
-    triples = model.hidden + 2 * model.kv_heads * model.head_width
-    for name, width in (("model.hidden", model.hidden), ("queries, keys and values", triples), ("model.ffn", model.ffn)):
+    triples = model.query_width + 2 * model.kv_width
+    for name, width in (
+        ("model.hidden", model.hidden),
+        ("model.heads x model.head_width", model.query_width),
+        ("queries, keys and values", triples),
+        ("model.ffn", model.ffn),
+    ):
         if width % (16 * layout.tensor):
             raise ConfigError(
                 f"run.precision=fp8 wants widths of a multiple of 16 on each tensor rank, and {name} has {width} on {layout.tensor}; use "

@@ -13,7 +13,13 @@ from typing import Any, Optional
 from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
 
-ACTIVATIONS = ("gelu", "swiglu", "squared_relu")
+GATED = ("swiglu", "geglu")
+"""Activations of an MLP with two matrices up, one of which gates the other."""
+ACTIVATIONS = ("gelu", "gelu_exact", "relu", "squared_relu", *GATED)
+POSITIONS = ("learned", "rotary", "alibi", "none")
+NORM_VECTORS = {"layer": 2, "layer_no_bias": 1, "rms": 1}
+"""Parameters of a norm by its kind, in vectors: scale and shift, or scale alone."""
+ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16", "fp8")
@@ -35,20 +41,66 @@ def key(
     minimum: float | None = None,
     above: float | None = None,
     maximum: int | None = None,
+    empty: bool = False,
 ) -> Any:
     """A documented field. ``minimum`` and ``maximum`` are allowed themselves, ``above`` is not; a mutable default is given as a callable.
 
-    Of a list the ``choices`` are its entries, at least one; of a mapping its keys, and its values keep the bounds.
+    Of a list the ``choices`` are its entries, at least one unless it may be ``empty``; of a mapping its keys, and its values keep the bounds.
     """
-    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum}
+    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "empty": empty}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 @dataclass
+class RopeConfig:
+    """Rotary positions: which part of a head turns, and how its angles are scaled for texts longer than those of pre-training."""
+
+    kind: str = key("default", "scaling of the angles; default = none", choices=ROPES)
+    share: float = key(1.0, "share of a head's width that turns, from its start; at most 1", above=0)
+    factor: float = key(1.0, "positions after scaling / before it", minimum=1)
+    original: Optional[int] = key(None, "yarn, llama3, longrope: sequence length before scaling", minimum=1)
+    low: float = key(1.0, "llama3: waves longer than original / low are scaled", above=0)
+    high: float = key(4.0, "llama3: waves shorter than original / high are not", above=0)
+    fast: float = key(32.0, "yarn: dimensions that turn more often over the original length are not scaled", above=0)
+    slow: float = key(1.0, "yarn: dimensions that turn less often are scaled wholly", above=0)
+    rounded: bool = key(True, "yarn: the border dimensions are whole numbers")
+    magnitude: Optional[float] = key(None, "yarn, longrope: factor of sines and cosines; null = by factor and original", above=0)
+    short: list[float] = key(list, "longrope: a factor for each pair of dimensions, for sequences up to the original length", above=0)
+    long: list[float] = key(list, "longrope: the same for longer sequences", above=0)
+    local_theta: Optional[float] = key(None, "base in blocks that attend to a window, unscaled; null = model.rope_theta, scaled", minimum=1)
+    skip_every: int = key(0, "every k-th block has no positions; 0 = all have", minimum=0, maximum=MOST)
+
+
+@dataclass
+class ExpertsConfig:
+    """A mixture of experts in place of the MLP (planned, not trained yet)."""
+
+    count: int = key(0, "experts of a block; 0 = a dense model", minimum=0, maximum=1_000_000)
+    active: int = key(2, "experts that each token visits", minimum=1, maximum=1_000_000)
+    ffn: Optional[int] = key(None, "inner width of one expert; null = model.ffn", minimum=1, maximum=100_000_000)
+    shared_ffn: int = key(0, "inner width, in all, of the experts that every token visits", minimum=0, maximum=100_000_000)
+    shared_gate: bool = key(False, "the output of those is weighed by a gate")
+    dense_layers: int = key(0, "leading blocks that have an MLP instead", minimum=0, maximum=100_000)
+    every: int = key(1, "only every k-th block has experts, the others an MLP", minimum=1, maximum=100_000)
+    router_bias: bool = key(False, "the router has a bias for each expert")
+    imbalance: float = key(1.0, "tokens of the busiest expert rank / their mean", minimum=1)
+
+
+@dataclass
+class LatentConfig:
+    """Queries, keys and values made from low-rank latents (multi-head latent attention; planned, not trained yet)."""
+
+    kv_rank: int = key(0, "width of the latent of keys and values; 0 = none", minimum=0, maximum=10_000_000)
+    query_rank: int = key(0, "width of the latent of queries; 0 = they are made from the hidden state", minimum=0, maximum=10_000_000)
+    rotary: int = key(64, "further width of a query or key, which holds its position", minimum=0, maximum=10_000_000)
+    value: Optional[int] = key(None, "width of a value; null = that of a head", minimum=1, maximum=10_000_000)
+
+
+@dataclass
 class ModelConfig:
-    """The shape of the network."""
+    """The shape of the network. null: as the family has it (trainer/shared/families)."""
 
     family: str = key(next(iter(FAMILIES)), "architecture: " + ", ".join(each.title or each.name for each in FAMILIES.values()),
         choices=tuple(FAMILIES))
@@ -56,22 +108,41 @@ class ModelConfig:
     hidden: int = key(128, "width of the residual stream", minimum=1, maximum=10_000_000)
     heads: int = key(4, "attention heads", minimum=1, maximum=10_000_000)
     kv_heads: Optional[int] = key(None, "key/value heads (grouped-query attention); null = heads", minimum=1, maximum=10_000_000)
-    ffn: Optional[int] = key(None, "inner width of the MLP; null = 4 hidden (llama: 8/3 hidden, rounded up to 64)",
+    ffn: Optional[int] = key(None, "inner width of the MLP; null = 4 hidden (gated: 8/3 hidden, rounded up to 64)",
         minimum=1, maximum=100_000_000)
     vocab: int = key(4096, "vocabulary size, before any padding", minimum=2, maximum=MOST)
     seq: int = key(128, "sequence length in tokens", minimum=1, maximum=MOST)
     tied: Optional[bool] = key(None, "share input embedding and output head; null = by family (llama: no)")
-    activation: Optional[str] = key(None, "MLP non-linearity; null = by family (llama: swiglu, else gelu)", choices=ACTIVATIONS)
+    activation: Optional[str] = key(None, "MLP non-linearity; null = by family (llama: swiglu, gpt: gelu)", choices=ACTIVATIONS)
     dropout: float = key(0.0, "dropout of embeddings, attention and residuals", minimum=0)
     attention: str = key("fused", "fused (scaled_dot_product_attention; with dropout a block of queries at a time) or unfused (matmul, "
         "softmax, matmul)", choices=("fused", "unfused"))
     rope_theta: float = key(10000.0, "base of the rotary position embedding (llama)", minimum=1)
     norm_eps: float = key(1e-5, "epsilon of the normalisation layers", minimum=0)
     init_std: Optional[float] = key(None, "standard deviation of initial weights; null = 0.64 / sqrt(hidden)", minimum=0)
-
-    @property
-    def head_width(self) -> int:
-        return self.hidden // self.heads
+    head_width: Optional[int] = key(None, "width of a head; null = hidden / heads", minimum=1, maximum=10_000_000)
+    positions: Optional[str] = key(None, "how positions are told; null = by family (gpt: learned, llama: rotary)", choices=POSITIONS)
+    norm: Optional[str] = key(None, "normalisation; null = by family (gpt: layer, llama: rms)", choices=tuple(NORM_VECTORS))
+    norm_at: Optional[str] = key(None, "norms stand before attention and MLP, after them, or both; null = by family",
+        choices=("before", "after", "both"))
+    qk_norm: Optional[str] = key(None, "norm of queries and keys: none, of each head, or of all heads together; null = by family",
+        choices=("none", "head", "width"))
+    biases: Optional[list[str]] = key(None, "matrices that have a bias; null = by family (gpt: qkv, output, up, down; llama: none)",
+        choices=(*MATRICES, "head"), empty=True)
+    residual: Optional[str] = key(None, "attention and MLP one after the other, in parallel, or in parallel behind one norm; null = by family",
+        choices=("sequential", "parallel", "parallel_one_norm"))
+    window: Optional[int] = key(None, "positions that attention looks back, its own among them; null = all", minimum=1, maximum=MOST)
+    full_every: int = key(0, "every k-th block attends to all positions in spite of model.window; 0 = none does", minimum=0, maximum=MOST)
+    score_cap: Optional[float] = key(None, "attention scores become cap tanh(score / cap); null = they stay", above=0)
+    logit_cap: Optional[float] = key(None, "logits likewise", above=0)
+    attention_scale: Optional[float] = key(None, "factor of attention scores; null = 1 / sqrt(head_width)", above=0)
+    embedding_scale: float = key(1.0, "factor of token embeddings", above=0)
+    residual_scale: float = key(1.0, "factor of what attention and MLP add to the residual stream", above=0)
+    logit_scale: float = key(1.0, "factor of logits", above=0)
+    predicted_tokens: int = key(0, "further tokens that modules at the end predict (planned, not trained yet)", minimum=0, maximum=100)
+    rope: RopeConfig = key(RopeConfig, "scaling of rotary positions")
+    experts: ExpertsConfig = key(ExpertsConfig, "mixture of experts")
+    latent: LatentConfig = key(LatentConfig, "multi-head latent attention")
 
 
 @dataclass
@@ -287,6 +358,36 @@ class ResolvedModelConfig(ModelConfig):
     tied: bool = field()
     activation: str = field()
     init_std: float = field()
+    head_width: int = field()
+    positions: str = field()
+    norm: str = field()
+    norm_at: str = field()
+    qk_norm: str = field()
+    biases: list[str] = field()
+    residual: str = field()
+    attention_scale: float = field()
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate."""
+        return self.activation in GATED
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of keys, and of values."""
+        return self.kv_heads * self.head_width
+
+    def window_of(self, block: int) -> int | None:
+        """Positions that block ``block`` looks back; None: all."""
+        return None if self.full_every and (block + 1) % self.full_every == 0 else self.window
+
+    def turns(self, block: int) -> bool:
+        """Whether block ``block`` has rotary positions."""
+        return self.positions == "rotary" and not (self.rope.skip_every and (block + 1) % self.rope.skip_every == 0)
 
 
 @dataclass(kw_only=True)

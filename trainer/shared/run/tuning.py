@@ -6,11 +6,9 @@ Shapes: h hidden, g width of keys (and of values), f inner width of the MLP, r r
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig, TrainConfig, TuneConfig
+from trainer.shared.run.schema import NORM_VECTORS, ResolvedModelConfig, TrainConfig, TuneConfig
 
 PROMPTS = ("prompt", "p_tuning")
 """Methods that train virtual tokens."""
@@ -18,7 +16,7 @@ MERGED = ("lora", "ia3")
 """Methods whose weights can be merged into the base's."""
 
 
-def check_tune(tune: TuneConfig, model: ModelConfig) -> None:
+def check_tune(tune: TuneConfig, model: ResolvedModelConfig) -> None:
     """Raise ``ConfigError`` on the first rule that ``tune`` breaks for a resolved ``model``."""
     if tune.dropout >= 1:
         raise ConfigError(f"tune.dropout={tune.dropout:g} drops everything; use a value from 0 to below 1")
@@ -44,11 +42,12 @@ def check_tasks(config: TrainConfig) -> None:
         raise ConfigError(f"run.global_batch={batch} is not divisible by tune.tasks={tasks}; every step takes as many examples of each")
 
 
-def _check_rank(tune: TuneConfig, model: ModelConfig) -> None:
+def _check_rank(tune: TuneConfig, model: ResolvedModelConfig) -> None:
     if twice := [target for target in tune.targets if tune.targets.count(target) > 1]:
         raise ConfigError(f"tune.targets={tune.targets} names {twice[0]} twice; name each matrix once")
+    shapes = matrix_shapes(model)
     for target in tune.targets:
-        inputs, outputs = matrix_shapes(model)[target]
+        inputs, outputs = shapes[target]
         if tune.rank > min(inputs, outputs):
             raise ConfigError(
                 f"tune.rank={tune.rank} is above that of the matrix {target} of {inputs} x {outputs}; "
@@ -66,22 +65,19 @@ def virtual_tokens(tune: TuneConfig) -> int:
     return tune.virtual_tokens if tune.method in PROMPTS else 0
 
 
-def matrix_shapes(model: Any) -> dict[str, tuple[Any, Any]]:
-    """Inputs and outputs of each matrix of a block. ``model`` has ``hidden``, ``kv_heads``, ``head_width``, ``ffn``, ``activation``."""
-    kv_width = model.kv_heads * model.head_width
-    ups = 2 if model.activation == "swiglu" else 1
+def matrix_shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of each matrix of a block."""
     return {
-        "qkv": (model.hidden, model.hidden + 2 * kv_width),
-        "output": (model.hidden, model.hidden),
-        "up": (model.hidden, ups * model.ffn),
+        "qkv": (model.hidden, model.query_width + 2 * model.kv_width),
+        "output": (model.query_width, model.hidden),
+        "up": (model.hidden, (2 if model.gated else 1) * model.ffn),
         "down": (model.ffn, model.hidden),
     }
 
 
 def added_parameters(model: ResolvedModelConfig, tune: TuneConfig) -> int:
     """Parameters that the method adds, which are all that it trains; 0 for full tuning."""
-    h, kv_width = model.hidden, model.kv_heads * model.head_width
-    norm = FAMILIES[model.family].norm_vectors * h
+    h, norm = model.hidden, NORM_VECTORS[model.norm] * model.hidden
     n, e = tune.virtual_tokens * h, tune.encoder
     match tune.method:
         case "lora":
@@ -89,7 +85,7 @@ def added_parameters(model: ResolvedModelConfig, tune: TuneConfig) -> int:
         case "adapter":
             return model.layers * 2 * (2 * h * tune.rank + norm)
         case "ia3":
-            return model.layers * (2 * kv_width + model.ffn)
+            return model.layers * (2 * model.kv_width + model.ffn)
         case "prompt":
             return tune.tasks * n
         case "p_tuning":
