@@ -39,7 +39,7 @@ def _changed(value: object) -> object:
         return not value
     if isinstance(value, (int, float)):
         return value + 1
-    if value in FAMILIES:
+    if isinstance(value, str) and value in FAMILIES:
         return next(name for name in FAMILIES if name != value)
     return f"{value}x" if isinstance(value, str) else [1]
 
