@@ -60,11 +60,16 @@ def trial_id(config: Config) -> str:
     for section, name, usual in _NEWER:
         if content[section].get(name, ...) == usual:
             del content[section][name]
-    first = {name: content["model"][name] for name in _FIRST}
-    usual = to_dict(resolve_model(ModelConfig(**first)))
-    content["model"] = {name: value for name, value in content["model"].items() if name in first or value != usual[name]}
+    content["model"] = model_content(content["model"])
     read = digests(config)  # none for most trials, which keep the id that they had before
     return digest(content | ({"reads": read} if read else {}))
+
+
+def model_content(model: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keys of a resolved model that tell it from others: those of the first version, and later ones that are not as usual."""
+    first = {name: model[name] for name in _FIRST}
+    usual = to_dict(resolve_model(ModelConfig(**first)))
+    return {name: value for name, value in model.items() if name in first or value != usual[name]}
 
 
 def digest(content: Any) -> str:

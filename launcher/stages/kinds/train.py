@@ -15,6 +15,7 @@ from launcher.config.rules import check_answers, with_paths
 from launcher.config.trainers import OWN
 from launcher.stages import predicted
 from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage, Stage, StagePlan, check_tokenizer
+from launcher.trials.identity import model_content
 from trainer.shared.corpora.examples import check_examples
 from trainer.shared.corpora.index import TOKENIZER, check_corpus
 from trainer.shared.records.artifacts import CHECKPOINTS, ArtifactKind
@@ -63,6 +64,7 @@ class RunStage(Stage):
     def content(self, config: Config) -> dict[str, Any]:
         """Returns what decides the result of a run, without folders and without where and how it is watched."""
         content = to_dict(config.train_config())
+        content["model"] = model_content(content["model"])
         del content["tracking"], content["requests"]
         for name in ("path", "source", "pattern", "text_key", "vocab"):
             del content["data"][name]
