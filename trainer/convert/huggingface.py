@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,7 @@ from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import Merged, open_reader
-from trainer.convert import gguf
+from trainer.convert import distributed, gguf
 from trainer.convert.rules import rules
 from trainer.convert.tokenizer import find_tokenizer, from_gguf, named_in_gguf, write_files
 from trainer.models.transformer import Transformer
@@ -146,13 +146,17 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
     return model
 
 
-def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, _Tensors | gguf.File]:
+def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, Stored]:
     """The model in a folder or a GGUF file, and its tensors."""
     place, model = to_import(source)
-    return model, gguf.File(place, model) if place.is_file() else _Tensors(place, model, stack)
+    if place.is_file():
+        return model, gguf.File(place, model)
+    if (place / distributed.METADATA).is_file():
+        return model, distributed.Checkpoint(place, model)
+    return model, _Tensors(place, model, stack)
 
 
-def _take_tokenizer(tensors: _Tensors | gguf.File, target: Path) -> None:
+def _take_tokenizer(tensors: Stored, target: Path) -> None:
     """Put tokenizer and generation settings next to the checkpoint."""
     if isinstance(tensors, gguf.File):
         known, named = from_gguf(tensors.fields), named_in_gguf(tensors.fields)
@@ -234,12 +238,12 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def _imported(tensors: _Tensors | gguf.File, model: ResolvedModelConfig) -> Iterator[PieceSnapshot]:
+def _imported(tensors: Stored, model: ResolvedModelConfig) -> Iterator[PieceSnapshot]:
     for name, weight in _joined(tensors, model):
         yield PieceSnapshot(whole(name, weight.shape), {"weight": weight.flatten()})
 
 
-def _joined(tensors: _Tensors | gguf.File, model: ResolvedModelConfig) -> Iterator[tuple[str, Tensor]]:
+def _joined(tensors: Stored, model: ResolvedModelConfig) -> Iterator[tuple[str, Tensor]]:
     """Name and tensor of each of our parameters; ``ConfigError`` if the folder's do not fill them."""
     expected = shapes(model)
     for rule in rules(model):
@@ -270,6 +274,18 @@ def weight_files(source: Path) -> list[Path]:
     if not paths:
         raise ConfigError(f"{source} has no .safetensors file; convert its weights to safetensors first")
     return paths
+
+
+class Stored(Protocol):
+    """Tensors under their Hugging Face names, read when asked for."""
+
+    source: Path
+
+    def take(self, name: str) -> Tensor:
+        """Reads the tensor of that name; ``ConfigError`` if there is none."""
+
+    def check_all_used(self) -> None:
+        """Raises ``ConfigError`` for weights that would be left out."""
 
 
 class _Tensors:
