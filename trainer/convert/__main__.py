@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.records.artifacts import GGUF
+from trainer.shared.records.model_files import nested
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import flatten, from_dict
+from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 from trainer.shared.run.stages import FORMATS
 
@@ -55,9 +58,19 @@ def _tokenizer(path: Path | None) -> Path | None:
 
 
 def overrides(model: ModelConfig) -> str:
-    """The overrides that describe ``model`` on a command line."""
-    default = asdict(ModelConfig())
-    return " ".join(f"model.{name}={value}".lower() for name, value in asdict(model).items() if value != default[name])
+    """Returns the overrides that describe ``model`` on a command line, without those that follow from the others."""
+    default, wanted = flatten(ModelConfig()), resolve_model(model)
+    needed = {name: value for name, value in flatten(model).items() if value != default[name]}
+    for name in reversed([*needed]):
+        fewer = {key: value for key, value in needed.items() if key != name}
+        if resolve_model(from_dict(ModelConfig, nested(fewer))) == wanted:
+            needed = fewer
+    return " ".join(f"model.{name}={_word(value)}" for name, value in needed.items())
+
+
+def _word(value: object) -> str:
+    """Returns a value as an override has it, without blanks."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":")).replace('"', "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,7 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("--tokenizer", type=Path, help="tokenizer.json, or a prepared corpus (default: next to the checkpoint)")
     out.add_argument("--adapter", action="store_true", help="only what LoRA added, as a folder that peft reads; without it, it is merged")
     into = directions.add_parser("import", help="a Hugging Face folder or a GGUF file to the checkpoint of step 0")
-    into.add_argument("source", type=Path, metavar="FOLDER|FILE.gguf", help="weights of a GPT-2, LLaMA or BLOOM model")
+    into.add_argument(
+        "source",
+        type=Path,
+        metavar="FOLDER|FILE.gguf",
+        help="weights: a Hugging Face folder, a distributed checkpoint with a config.json, or a GGUF file",
+    )
     into.add_argument("target", type=Path, metavar="CHECKPOINTS", help="the run.checkpoint.dir of the run that starts from it")
     into.add_argument("--base", type=Path, help="the source is a folder of peft with LoRA for this checkpoint; what it adds is imported")
     return parser

@@ -1,12 +1,13 @@
 """The tensors of a distributed checkpoint of PyTorch (torch.distributed.checkpoint), under their Hugging Face names.
 
-Trainers that shard a Hugging Face model (FSDP2, Accelerate) save one: ``.metadata`` says which file holds which part of which tensor. Their
-config.json has to lie in the same folder, because the checkpoint does not describe the model. Tensors are read one at a time, on one process.
+Trainers that shard a Hugging Face model (FSDP2, Accelerate) save one: ``.metadata`` says which file holds which part of which tensor. The
+model's config.json has to lie in the same folder. Tensors are read one at a time, by one process.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import torch
@@ -61,7 +62,9 @@ class Checkpoint:
         entry = self.tensors[name]
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
         try:
-            load({name: tensor}, checkpoint_id=self.source, no_dist=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that no process group is there
+                load({name: tensor}, checkpoint_id=self.source, no_dist=True)
         except Exception as error:
             raise ConfigError(f"{self.source}: {name} cannot be read: {error}; copy the checkpoint again") from None
         return tensor
