@@ -1,8 +1,8 @@
-"""The contract between the launcher and the places where trials run.
+"""The contract between the launcher and the schedulers that run trials.
 
 ``render`` changes nothing: it is what ``--dry-run`` prints. ``submit`` is the only effect and takes many requests at once; ``poll``
 asks once for all. A backend never decides what a trial's result is: the trainer's ``result.json`` does, a backend only says
-how the job stands and, when there is no result, what the place knows of the reason.
+reports the job's state and, without a result, the scheduler's reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NoRoom(BackendError):
 
 @dataclass(frozen=True)
 class Request:
-    """What would be submitted for one job: the exact script, manifest or command, as text a person can repeat by hand."""
+    """Holds the exact script, manifest or command of one job, as text that a person can repeat by hand."""
 
     job: Job
     text: str
@@ -41,14 +41,13 @@ class Backend(ABC):
     recoverable from handles, job names and the trial directories."""
 
     poll_seconds: float = 2.0
-    """How often ``poll`` is asked at most."""
+    """Least seconds between two calls of ``poll``."""
     outlives_launcher: bool = True
     """Jobs outlive the launcher. After a crash, a job may exist although its handle was never recorded."""
     visibility_s: float = 0.0
-    """For how long what the ranks wrote may stay unseen here after their job has ended: network file systems remember what was not
-    there."""
+    """Seconds for which files of an ended job may stay invisible here: network file systems cache absences."""
     leaves_objects: bool = False
-    """What an ended job leaves at its place stays there until ``collect`` removes it."""
+    """True if the objects of an ended job stay until ``collect`` removes them."""
     chains: bool = False
     """Takes a job before those that it comes after (``Job.after``) have ended, starts it once all have succeeded, and takes it away, for
     ``Reason.UPSTREAM``, if one has not. Otherwise the sweep loop waits."""
@@ -60,20 +59,20 @@ class Backend(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ``ConfigError`` if this cluster cannot be used at all (no sbatch, no API server, missing plugin, no permission)."""
+        """Raises ``ConfigError`` if this cluster cannot be used at all (no sbatch, no API server, missing plugin, no permission)."""
 
     def refusals(self, jobs: Sequence[Job]) -> dict[str, str]:
-        """One plain line, by job name, for each of ``jobs`` that the place would refuse whenever it was submitted. Asked before anything is
-        written of them; what cannot be known beforehand fails when it is submitted."""
+        """Returns one line, by job name, for each job that the scheduler would refuse at any time. Called before anything is written of
+        them."""
         return {}
 
     def remarks(self, jobs: Sequence[Job]) -> list[str]:
-        """What a person should know of how ``jobs`` would run, one plain line each. Asked before they are submitted."""
+        """Returns advice on how ``jobs`` would run, one line each. Called before they are submitted."""
         return []
 
     @abstractmethod
     def render(self, job: Job) -> Request:
-        """What ``submit`` would send. It has no effect, and asks no clock and no server."""
+        """Renders the request that ``submit`` would send. Pure: asks no clock and no server."""
 
     def validate(self, request: Request) -> str | None:
         """The place's own answer to a request that is not submitted: nothing is started or stored. None: there is nobody to ask.
@@ -84,7 +83,7 @@ class Backend(ABC):
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
-        """Start the jobs; one handle each, in order. A job of the same name that exists already is adopted, not started twice.
+        """Starts the jobs; one handle each, in order. A job of the same name that exists already is adopted, not started twice.
 
         ``ConfigError`` or ``BackendError`` when they cannot be started. Those that ``find`` still finds keep running. ``NoRoom`` when those
         that it does not find have to wait until there are fewer jobs; nothing is left of them.
@@ -96,25 +95,22 @@ class Backend(ABC):
 
     @abstractmethod
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
-        """How the jobs stand, in order, in one question. A job that nobody knows any more is ``failed`` with reason ``node``.
+        """Returns the states of all jobs, in order, from one query. An unknown job is ``failed`` with reason ``node``.
 
-        ``BackendError`` when nobody answers now; jobs then stand as they did, and the question is asked again. ``ConfigError`` when there
-        will be no answer, because the place does not allow the question any more: the command ends, and the jobs stand as they did.
+        Raises ``BackendError`` if nobody answers now: states are then unchanged and the query is repeated. Raises ``ConfigError`` if the
+        backend no longer permits the query: the command ends, states are unchanged.
         """
 
     @abstractmethod
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """End the jobs; unknown or ended ones are ignored."""
+        """Ends the jobs; unknown or ended ones are ignored."""
 
     def can_place(self, job: Job) -> bool:
-        """Whether there are enough nodes for ``job`` without those that it avoids. True if that is not known.
-
-        Asked before a job that avoids nodes is submitted: it then avoids fewer of them.
-        """
+        """Returns whether enough nodes remain for ``job`` without those that it avoids. True if unknown."""
         return True
 
     def readmit(self, job: Job, handle: Handle) -> bool:
-        """Let a job that waits avoid only the nodes that ``job`` names now. False where that cannot be changed any more."""
+        """Lets a job that waits avoid only the nodes that ``job`` names now. False where that cannot be changed any more."""
         return False
 
     def capacity(self) -> int | None:
@@ -122,16 +118,14 @@ class Backend(ABC):
         return None
 
     def admits(self, job: Job, others: Iterable[Job]) -> str:
-        """Why ``job`` must not be submitted now, given the jobs that are submitted or about to be; empty when it may.
-
-        For places that start the parts of a job one by one: jobs that each hold a part would wait for each other for ever.
-        """
+        """Returns why ``job`` must wait for submitted or planned jobs; empty if it may be submitted. Without gang scheduling, two
+        half-started jobs would deadlock."""
         return ""
 
     def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:  # noqa: B027 - optional by design
-        """Bring results and logs of an ended job into its directory, where no file system is shared, and remove what is left of it.
+        """Copies results and logs of an ended job into its directory where no file system is shared, and removes its objects.
 
-        Without ``remove`` nothing is ended or removed (see ``leaves_objects``). ``BackendError`` when they are out of reach now, or when
+        Without ``remove`` nothing is ended or removed (see ``leaves_objects``). Raises ``BackendError`` if they are out of reach now, or if
         something of the job still runs and may not be ended.
         """
 
@@ -155,4 +149,4 @@ class Backend(ABC):
         """The command is asked to end: from now on ask once, and do not wait for a place that does not answer. For signal handlers too."""
 
     def close(self) -> None:  # noqa: B027 - optional by design
-        """Release what the backend holds (worker pools, connections). Running jobs of remote backends continue."""
+        """Releases worker pools and connections. Running jobs of remote backends continue."""

@@ -38,7 +38,7 @@ class Backends:
         return self._open[key]
 
     def checked(self, cluster: ClusterConfig) -> Backend:
-        """The same, checked once before it is used; ``ConfigError`` if the cluster cannot be used at all."""
+        """Returns the backend, checked once before use. Raises ``ConfigError`` if the cluster cannot be used at all."""
         backend = self.of(cluster)
         if self._key(cluster) not in self._checked:
             backend.check()
@@ -46,13 +46,13 @@ class Backends:
         return backend
 
     def remarks(self, cluster: ClusterConfig, jobs: Sequence[Job]) -> list[str]:
-        """What a person should know of ``jobs`` and was not told before: a search submits its trials one by one."""
+        """Returns advice on ``jobs`` that was not given before: a search submits its trials one by one."""
         fresh = [remark for remark in self.of(cluster).remarks(jobs) if remark not in self._remarked]
         self._remarked.update(fresh)
         return fresh
 
     def hurry(self) -> None:
-        """Let none of them wait for a place that does not answer."""
+        """Lets none of them wait for a place that does not answer."""
         for backend in list(self._open.values()):
             backend.hurry()
 

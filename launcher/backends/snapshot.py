@@ -17,7 +17,7 @@ from trainer.shared.run.errors import ConfigError
 PACKAGES = ("trainer",)
 """Packages that a rank imports."""
 LARGEST_BYTES = 64 * 2**20
-"""Code is a few MiB. What is larger holds something else, and would be copied for every change of the code."""
+"""Largest snapshot in bytes. Code is a few MiB; larger files would be copied for every change of the code."""
 
 
 class CodeSnapshot:
@@ -39,7 +39,7 @@ class CodeSnapshot:
 
     @cached_property
     def left_out(self) -> list[Path]:
-        """Files in the packages that git neither tracks nor ignores and that are no sources."""
+        """Lists files of the packages that git neither tracks nor ignores and that do not look like sources."""
         return [path for path in self._untracked if not self._is_source(path)]
 
     @cached_property
@@ -59,16 +59,15 @@ class CodeSnapshot:
             raise ConfigError(
                 f"cluster.code=snapshot: the code in {self.project} has {_mib(total)}, more than {_mib(LARGEST_BYTES)} (its "
                 f"largest file is {largest}, "
-                f"{_mib(sizes[largest])}); take what is no code out of git or the packages, or set cluster.code=image"
+                f"{_mib(sizes[largest])}); remove data files from git or the packages, or set cluster.code=image"
             )
 
     def folder(self, root: Path) -> Path:
-        """Where the copy lies, or will."""
+        """Returns the folder of the copy."""
         return root / "code" / self.digest
 
     def write(self, root: Path) -> Path:
-        """Make the copy unless it is there: whole or not at all. Says what is left out. ``OSError`` names the copy, or what cannot be
-        read."""
+        """Makes the copy atomically unless it exists. Reports omitted files. Raises ``OSError`` with the unreadable or unwritable path."""
         target = self.folder(root)
         if target.exists():
             return target
@@ -93,7 +92,7 @@ class CodeSnapshot:
 
     @cached_property
     def _tracked(self) -> list[Path] | None:
-        """None outside a checkout, or without git."""
+        """Returns the commit; None outside a checkout, or without git."""
         return self._listed("--cached") if (self.project / ".git").exists() else None
 
     @cached_property
@@ -110,7 +109,7 @@ class CodeSnapshot:
         return [Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name]
 
     def _is_source(self, path: Path) -> bool:
-        """Whether a new file of a package looks like one that belongs to it: it is of a kind that git tracks there."""
+        """Returns whether a new file looks like part of its package: git tracks its kind there."""
         return path.suffix in {tracked.suffix for tracked in self._tracked or ()}
 
     def _size(self, path: Path) -> int:

@@ -15,22 +15,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _LOOK_SECONDS = 0.1
-"""How often a flag is looked at."""
+"""Seconds between looks at a flag."""
 _GRACE_SECONDS = 5.0
-"""How long what is under way may continue after it has been given up."""
+"""Seconds for unfinished work after it has been given up."""
 
 
 def pause_unless(given_up: Callable[[], bool], seconds: float) -> None:
-    """Wait for ``seconds``, or until ``given_up``."""
+    """Waits for ``seconds``, or until ``given_up``."""
     deadline = time.monotonic() + seconds
     while not given_up() and (left := deadline - time.monotonic()) > 0:
         time.sleep(min(left, _LOOK_SECONDS))
 
 
 def concurrently(do: Callable[[T], R], items: Sequence[T], threads: int, given_up: Callable[[], bool]) -> list[R]:
-    """``[do(item) for item in items]``, ``threads`` at a time. The first error is raised when all have ended.
+    """Returns ``[do(item) for item in items]``, ``threads`` at a time. Raises the first error when all have ended.
 
-    Once ``given_up`` nothing more is begun, and what does not end within seconds is left alone (its thread ends with the process, which
+    Once ``given_up`` nothing more is begun, and work that does not end within seconds is abandoned (its thread ends with the process, which
     Python's own pools would wait for): ``BackendError``.
     """
     left: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -61,7 +61,7 @@ def concurrently(do: Callable[[T], R], items: Sequence[T], threads: int, given_u
 
 
 def _await_all(workers: Sequence[threading.Thread], given_up: Callable[[], bool]) -> None:
-    """Return when all have ended, or a while after they were given up."""
+    """Returns when all have ended, or a while after they were given up."""
     deadline: float | None = None
     for worker in workers:
         while worker.is_alive() and (deadline is None or time.monotonic() < deadline):

@@ -302,7 +302,7 @@ def test_a_time_limit_is_minutes_or_what_slurm_writes(time: str, seconds: int) -
 
 @pytest.mark.parametrize("time", ["0", "four hours", "1:2:3:4", "-5", "", "1.5", "0:00:00", "٤", "1:٣٠", "UNLIMITED:00"])
 def test_what_is_no_time_limit_is_refused(time: str) -> None:
-    with pytest.raises(ConfigError, match=r"^cluster\.time=.* is no time limit; give minutes"):
+    with pytest.raises(ConfigError, match=r"^cluster\.time=.* is not a valid time limit; use minutes"):
         script(dataclasses.replace(PLAIN, time=time))
 
 

@@ -121,7 +121,7 @@ PODS = [
     ("++cluster.env={1A: x}", "cluster.env: '1A' is not the name of a variable; give letters, digits, '_', '-' and '.', no digit or '..' at"),
     ("++cluster.env={A/B: x}", "cluster.env: 'A/B' is not the name of a variable"),
     ("++cluster.secrets={..A: s/k}", "cluster.secrets: '..A' is not the name of a variable"),
-    ("++cluster.secrets={WORLD_SIZE: s/k}", "cluster.secrets.WORLD_SIZE is a variable that the launcher itself sets in pods; call it otherwise"),
+    ("++cluster.secrets={WORLD_SIZE: s/k}", "cluster.secrets.WORLD_SIZE is set by the launcher in pods; rename it"),
     ("cluster.cpu=-1", f"cluster.cpu='-1' {QUANTITY}"),
     ("cluster.cpu=two", f"cluster.cpu='two' {QUANTITY}"),
     ("cluster.memory=4GB", f"cluster.memory='4GB' {QUANTITY}"),

@@ -1,12 +1,7 @@
 """Kubernetes: a trial is a gang of pods.
 
-cluster, values, volumes  the settings, and what an API server takes; pure
-manifests, workloads   from a job to Kubernetes objects; pure
-causes, states         from Kubernetes objects to how the job stands; pure
-errors                 from an API server's refusals to plain sentences; pure
-client, watch          the API server
-entry, logs            the program inside the pods, and the reading of what it sends back
-backend                the contract, made of these
+``cluster``, ``values``, ``volumes``, ``manifests``, ``workloads``, ``causes``, ``states`` and ``errors`` are pure; ``client`` and ``watch``
+talk to the API server; ``entry`` runs inside the pods and ``logs`` reads its output; ``backend`` implements the contract.
 """
 
 CLUSTER = "launcher.backends.kubernetes.cluster:KubernetesCluster"

@@ -41,13 +41,13 @@ _EVENTS = {
 _AT_ONCE = 8
 """Jobs created at the same time."""
 _QUOTA_SECONDS = 10.0
-"""How often pods that met a used-up quota are tried again; a Job's controller does so by itself."""
+"""Seconds between retries of pods that exceeded a quota; a Job's controller retries by itself."""
 _YIELD_SECONDS = 120.0
-"""How long gangs of other launchers, which were there before, are given to find their room; it may not be what ours needs."""
+"""Seconds for gangs of other launchers to find room before ours may be submitted."""
 _QUICK = 10.0
-"""Seconds a server gets to answer when there is no reason to wait for it."""
+"""Seconds for a server to answer where there is no reason to wait."""
 _LOG_SECONDS = 20.0
-"""How long logs that are being read are waited for at a time, while all else waits; beyond their grace period, of pods that we end."""
+"""Seconds per wait for logs that are being read, while all else waits; added to the grace period of pods that we end."""
 _OURS = ",".join(f"{name}={value}" for name, value in OURS.items())
 
 
@@ -79,7 +79,7 @@ class KubernetesBackend(Backend):
 
     @cached_property
     def _brief(self) -> Client:
-        """For questions that may as well be asked again later."""
+        """Client for queries that are cheap to repeat later."""
         return self._connected(0.0)
 
     def _connected(self, patience: float) -> Client:
@@ -93,7 +93,7 @@ class KubernetesBackend(Backend):
 
     @cached_property
     def _mirrors(self) -> dict[str, Mirror]:
-        """What is watched: roots, pods, their workloads, and the events that explain."""
+        """Mirrors of roots, pods, their workloads and the events that explain them."""
         mirrors = {
             "roots": Mirror(self._client, SERVICES, labelSelector=_OURS),
             "pods": Mirror(self._client, PODS_PATH, labelSelector=_OURS),
@@ -106,7 +106,7 @@ class KubernetesBackend(Backend):
     # -- the contract -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Reach the server, hold every needed permission, and have one job's objects accepted in a dry run."""
+        """Checks that the server answers, grants every needed permission, and accepts one job's objects in a dry run."""
         probe = Job("0" * 12, "check", 0, Path("check"), self._settings, self._settings.world_size, config={})
         objects = render(probe, self._settings, "{}")
         try:
@@ -181,10 +181,9 @@ class KubernetesBackend(Backend):
                 self._client.delete(SERVICES, handle["name"])
 
     def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:
-        """End what still runs, read every pod's log to its end, and remove the job's objects (but see ``cluster.keep``).
+        """Ends running pods, reads every log to its end, and removes the job's objects (but see ``cluster.keep``).
 
-        ``BackendError`` while there may be more of a log to be had: nothing is removed before. A job that is done, but whose metrics did
-        not all come, was not measured; pods whose log cannot be read stay.
+        Raises ``BackendError`` while more of a log may come: nothing is removed before. Pods whose log cannot be read stay.
         """
         if "refused" in handle:
             return
@@ -230,7 +229,7 @@ class KubernetesBackend(Backend):
                 return self._pod_lines(job, handle, follow)
             lines = list(self._pod_lines(job, handle, follow))
             return read_logs(job) if self._brief.get(SERVICES, handle["name"]) is None else iter(lines)  # its log was copied meanwhile
-        except (BackendError, ConfigError):  # out of reach, perhaps only from here: show what was copied
+        except (BackendError, ConfigError):  # out of reach, perhaps only from here: show the copied part
             return read_logs(job)
 
     def hurry(self) -> None:
@@ -250,7 +249,7 @@ class KubernetesBackend(Backend):
                 self.__dict__[name].close()
 
     def _ask_for_rights(self) -> None:
-        """``ConfigError`` if the server says that what it refuses is not allowed any more: then it is waited for in vain."""
+        """Raises ``ConfigError`` if the server says that the refused request is no longer permitted."""
         try:
             missing = self._brief.refused(self._kind.rights)
         except ApiError as error:
@@ -296,7 +295,7 @@ class KubernetesBackend(Backend):
 
     @property
     def _gangs_are_admitted(self) -> bool:
-        """Whether pods of a job are placed all at once, or not at all."""
+        """Returns whether pods of a job are placed all at once or not at all."""
         return self._settings.queue is not None or self._settings.workload == "volcano"
 
     def _partly_placed(self) -> list[str]:
@@ -307,7 +306,7 @@ class KubernetesBackend(Backend):
         return sorted(partly, key=lambda name: (name not in born, born.get(name, ""), name))  # seen after its pods: the newest
 
     def _in_line(self, state: JobState, handle: Handle, known: Observed, partly: Sequence[str]) -> JobState:
-        """``state``, with what it means for others that the gang is not placed whole."""
+        """Adds to ``state`` the effect on others of a gang that is placed in part."""
         alone = handle["pods"] == 1 or self._gangs_are_admitted
         if alone or state.status.final or not any(unplaced(pod) for pod in known.pods if pod["metadata"]["uid"] not in known.gone):
             return state
@@ -320,11 +319,11 @@ class KubernetesBackend(Backend):
 
     @property
     def _makes_pods(self) -> bool:
-        """Whether an object of the cluster's makes the pods; otherwise they are made by us."""
+        """True if a controller of the cluster makes the pods; otherwise the launcher does."""
         return self._kind.kind != "Pod"
 
     def _watched(self, handles: Sequence[Handle]) -> dict[str, Observed]:
-        """What the mirrors know of each job, by name."""
+        """Returns the mirrored objects of each job, by name."""
         things = {name: _by_job(mirror.objects()) for name, mirror in self._mirrors.items() if name != "events"}
         gone = frozenset().union(*(mirror.gone() for mirror in self._mirrors.values()))
         events: dict[str, list[Object]] = {}
@@ -347,7 +346,7 @@ class KubernetesBackend(Backend):
         return known
 
     def _read(self, client: Client, handle: Handle, known: Observed | None = None) -> Observed:
-        """The same, from the server, now; of what is gone, and of events, what is ``known``."""
+        """Reads the objects from the server; deleted ones, and events, are ``known``."""
         name = handle["name"]
         pods = {pod["metadata"]["uid"]: pod for pod in known.pods} if known else {}
         there = {pod["metadata"]["uid"]: pod for pod in client.list(PODS_PATH, labelSelector=f"{JOB}={name}")["items"]}
@@ -381,7 +380,7 @@ class KubernetesBackend(Backend):
     # -- logs -------------------------------------------------------------------------------------------------------------------
 
     def _follow(self, handle: Handle, pods: Sequence[Object]) -> None:
-        """Read the logs of pods that have begun, each in a thread of its own, while there is something to be read."""
+        """Reads the logs of pods that have begun, each in a thread of its own, while there is something to be read."""
         for pod in pods:
             uid = pod["metadata"]["uid"]
             if uid not in self._followers and begun(pod):
@@ -390,7 +389,6 @@ class KubernetesBackend(Backend):
                 follower.start()
 
     def _over(self, uid: str) -> bool:
-        """Whether the pod's process has ended, as far as is known."""
         pod = self._mirrors["pods"].get(uid)
         return pod is None or ended(pod)
 
@@ -450,7 +448,7 @@ def handle_of(job: Job) -> Handle:
 
 
 def placed_whole(job: Observed) -> bool:
-    """Whether every pod of a gang has found its node."""
+    """Returns whether every pod of a gang has a node."""
     there = [pod for pod in job.pods if pod["metadata"]["uid"] not in job.gone and pod["spec"].get("nodeName")]
     return len(there) >= job.count
 

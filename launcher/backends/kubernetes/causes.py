@@ -1,7 +1,7 @@
-"""Why a pod ended, will never start, or does not start yet, in the shared reasons and Kubernetes' own words. Pure.
+"""Explains why a pod ended, will never start, or does not start yet, in the shared reasons and Kubernetes' own words. Pure.
 
-The words were collected from real servers and kubelets, 1.20 and 1.36; where versions differ, both are understood. A pod says what
-happened in five places: its status, its conditions, its container's state, its deletion, and the events about it.
+The words were collected from real servers and kubelets, 1.20 and 1.36. A pod reports in five places: its status, its conditions, its
+container's state, its deletion, and the events about it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _CONFIRMATION = 30.0
 """Seconds past the end of its grace period after which a node is lost that has not confirmed the end of a pod."""
 
 OWN, ENDED, DELETED = range(3)
-"""How well a cause explains a failed gang: something that happened to the pod; its own end; its deletion, mostly a consequence of the
-others."""
+"""Order of how well a cause explains a failed gang: an action on the pod, its own end, its deletion (mostly a consequence)."""
 
 HOPELESS = {
     "InvalidImageName": "correct cluster.container.image",
@@ -67,7 +66,7 @@ _BEFELL = {
 _OWN_LIMIT = re.compile(
     r"exceeds the total limit of containers|exceeded its local ephemeral storage limit|EmptyDir volume .* exceeds the limit"
 )
-"""A kubelet's words (pkg/kubelet/eviction/eviction_manager.go) where a pod has used up what it may use: any node would do the same."""
+"""Kubelet messages for a pod over its own limits, which any node would evict (pkg/kubelet/eviction/eviction_manager.go)."""
 _NEVER_BEGAN = ("StartError", "ContainerCannotRun")
 """Ends of a container whose process could not be started."""
 _EVENTS = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE}
@@ -75,7 +74,7 @@ _EVENTS = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE}
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a pod can no longer do its part. ``reason`` is None when only what its ranks wrote can say."""
+    """Explains why a pod can no longer do its part. ``reason`` is None if only the files of its ranks can tell."""
 
     weight: int
     reason: Reason | None
@@ -91,7 +90,7 @@ def name_of(pod: Object) -> str:
 
 
 def index_of(pod: Object) -> int:
-    """Which node of the gang a pod is: as an Indexed Job notes it, else the number at the end of its hostname, whatever made it."""
+    """Returns the pod's node index: as an Indexed Job notes it, else the number at the end of its hostname."""
     noted = (pod["metadata"].get("annotations") or {}).get(_INDEX)
     if noted is not None:
         return int(noted)
@@ -143,7 +142,7 @@ def succeeded(pod: Object) -> bool:
 
 
 def cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, fault_timeout: float) -> Cause | None:
-    """Why ``pod`` can no longer do its part; None while it can. ``events`` are those about it, ``gone``: it was deleted."""
+    """Returns why ``pod`` can no longer do its part; None while it can. ``events`` are those about it, ``gone``: it was deleted."""
     cause = _cause_of(pod, gone, events, now, fault_timeout)
     return replace(cause, deleted=_deleted(pod, gone, events)) if cause else None
 
@@ -193,7 +192,7 @@ def _cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, fau
 
 
 def words_for_waiting(pod: Object, events: Sequence[Object]) -> str:
-    """What a pod that has not started waits for, in Kubernetes' words."""
+    """Describes why a pod has not started, in Kubernetes' words."""
     waiting = container_of(pod).get("waiting") or {}
     unplaced = condition(pod, "PodScheduled", "False")
     if unplaced is not None:
@@ -235,7 +234,7 @@ def _told(pod: Object, words: str) -> str:
 
 
 def _befallen(pod: Object, events: Sequence[Object]) -> tuple[Reason, str] | None:
-    """What the cluster did to the pod: evicted, preempted, its node lost."""
+    """Returns the cluster's action on the pod: evicted, preempted, or its node lost."""
     status = pod.get("status") or {}
     word, message = status.get("reason") or "", line(status.get("message"))
     if word == "Evicted" and _OWN_LIMIT.search(message):

@@ -1,9 +1,8 @@
-"""The few verbs that the launcher needs of an API server, over the official client's configuration, credentials and connections.
+"""The requests that the launcher makes of an API server, over the official client's configuration, credentials and connections.
 
-Objects are plain JSON both ways: what is sent is what was printed, and what comes back is judged by pure functions. There are two
-ways not to get what was asked for. ``ApiError`` is an answer. ``Unreachable`` is none: the server cannot be reached, is too busy, or
-has restarted and does not know yet what it allowed before. Such requests are repeated, which does no harm: names are deterministic,
-so a creation that was done twice answers AlreadyExists.
+Objects are plain JSON both ways. ``ApiError`` is a definite answer; ``Unreachable`` means none: the server is down, too busy, or has
+restarted and does not know yet what it allowed before. Such requests are repeated safely: names are deterministic, so a second creation
+answers AlreadyExists.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from trainer.shared.run.errors import ConfigError
 _TIMEOUT = (5.0, 30.0)
 """Seconds to connect and to wait for an answer."""
 _HURRIED_TIMEOUT = (2.0, 3.0)
-"""The same when nobody waits for it any more."""
+"""Seconds to answer once nobody waits any more."""
 _STREAM_TIMEOUT = (5.0, 330.0)
-"""Likewise for watches, which the server is asked to end after ``WATCH_SECONDS``."""
+"""Seconds to answer for watches, which the server is asked to end after ``WATCH_SECONDS``."""
 _LOG_TIMEOUT = (5.0, 60.0)
-"""Likewise for logs that are followed: a silent one is asked for again after so long, since its connection may be dead."""
+"""Seconds after which a silent followed log is requested again, since its connection may be dead."""
 WATCH_SECONDS = 300
 PATIENCE = 600.0
 """Seconds for which a request is repeated, by default, while nobody answers: an upgrade of the control plane takes minutes."""
 REFUSED_SECONDS = 180.0
-"""How long a server may refuse what it granted before until it is taken at its word: one that has restarted does not know all at first."""
+"""Seconds for which a server may refuse what it granted before: one that has restarted does not know all rights at first."""
 _PAUSE_AT_MOST = 5.0
 """Seconds between two attempts, unless the server asks for more."""
 _LONGEST_PAUSE = 30.0
@@ -94,19 +93,19 @@ class Client:
             pause = min(2 * pause, _PAUSE_AT_MOST)
 
     def reach(self, patience: float | None = None) -> None:
-        """Return when the server answers, whatever it says: not every cluster lets everybody ask for its version, nor does a server that
+        """Returns when the server answers, whatever it says: not every cluster lets everybody ask for its version, nor does a server that
         has just started. ``Unreachable`` when it does not within ``patience`` seconds."""
         with contextlib.suppress(ApiError):
             self.request("GET", "version", patience=patience)
 
     def create(self, path: str, manifest: Manifest, dry_run: bool = False) -> Manifest:
-        """What the server stored. Servers that can are told to refuse unknown fields; the others drop them silently."""
+        """Returns the stored object. Current servers are told to refuse unknown fields; older ones drop them silently."""
         return self.request(
             "POST", self._in_namespace(path), {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}, manifest
         )
 
     def merge(self, path: str, name: str, changes: Manifest) -> None:
-        """Change an object by a JSON merge patch."""
+        """Changes an object by a JSON merge patch."""
         self.request("PATCH", f"{self._in_namespace(path)}/{name}", body=changes)
 
     def get(self, path: str, name: str) -> Manifest | None:
@@ -156,7 +155,7 @@ class Client:
         yield from self._lines(path, query, _LOG_TIMEOUT if follow else _TIMEOUT)
 
     def refused_s(self) -> float:
-        """For how long something has been refused that was granted before; 0 if nothing is."""
+        """Returns seconds since a formerly granted request was first refused; 0 if none is."""
         return time.monotonic() - min(list(self._refused.values()), default=time.monotonic())
 
     def forget_refusals(self) -> None:
@@ -164,7 +163,7 @@ class Client:
         self._refused.clear()
 
     def may(self, verb: str, group: str, resource: str) -> bool:
-        """Whether RBAC will allow it; ``resource`` may name a subresource, as in ``pods/log``."""
+        """Returns whether RBAC permits it; ``resource`` may name a subresource, as in ``pods/log``."""
         name, _, sub = resource.partition("/")
         wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": name, "subresource": sub}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": wanted}}
@@ -181,19 +180,19 @@ class Client:
         return f"in namespace {self.namespace} you may not: {listed}; have it granted: {RBAC}" if refused else ""
 
     def say_once(self, message: str) -> None:
-        """Say on standard error what is worth knowing and changes nothing; the same words only once."""
+        """Warns on standard error, once for each text."""
         if message not in self._said:
             self._said.add(message)
             sys.stderr.write(f"{message}\n")
 
     def complain(self, message: str) -> None:
-        """Say on standard error, once in a while, what is being waited for."""
+        """Reports on standard error, once in a while, why the launcher waits."""
         if not self._closed and time.monotonic() - self._complained > 60.0:
             self._complained = time.monotonic()
             sys.stderr.write(f"{message}; trying on\n")
 
     def close(self) -> None:
-        """End every stream that is being read, in whichever thread."""
+        """Ends every stream that is being read, in whichever thread."""
         self._closed = True
         for answer in list(self._streams):
             with contextlib.suppress(OSError, AttributeError):  # it may have ended meanwhile
@@ -217,7 +216,8 @@ class Client:
 
     @contextlib.contextmanager
     def _open(self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout: tuple[float, float]) -> Iterator[Any]:
-        """The raw answer, which is closed on leaving. ``ApiError`` if it is no 2xx, ``Unreachable`` if it does not hold, or breaks off."""
+        """Yields the raw answer and closes it. Raises ``ApiError`` unless it is 2xx, ``Unreachable`` if the connection fails or breaks
+        off."""
         pairs = list((query or {}).items())
         parts = self._api.param_serialize(method, f"/{path}", query_params=pairs, body=body, auth_settings=["BearerToken"])
         _, url, headers, content, _ = parts
@@ -234,7 +234,7 @@ class Client:
             raise Unreachable(self._in_vain(_root(error))) from None
 
     def _judge(self, answer: Any, right: str) -> None:
-        """Return if the answer is a 2xx."""
+        """Returns if the answer is a 2xx."""
         if not 200 <= answer.status < 300:
             error = from_answer(answer.status, answer.data, answer.headers.get("Retry-After"))
             withdrawn = error.unauthorized and right in self._allowed
@@ -252,7 +252,7 @@ class Client:
         return f"the Kubernetes API server at {self.server} does not answer ({short(why)}); what was submitted continues"
 
     def _pass_on(self, header: str | None) -> None:
-        """What the server took with a warning, such as pods that its Pod Security will refuse later: said once each."""
+        """Repeats the server's warnings (e.g. Pod Security violations that it will refuse later), once each."""
         for quoted in re.findall(r'299 \S+ "((?:[^"\\]|\\.)*)"', header or ""):
             self.say_once("the Kubernetes API server warns: " + re.sub(r"\\(.)", r"\1", quoted))
 
@@ -270,7 +270,7 @@ def plainly(error: ApiError, doing: str, namespace: str) -> ConfigError:
 
 
 def _right(method: str, path: str, query: dict[str, Any]) -> str:
-    """What RBAC decides upon: the verb and the kind of thing, of whatever name."""
+    """Returns the key on which RBAC decides: verb and kind, of any name."""
     kind = re.sub(r"(namespaces/[^/]+/[^/]+/)[^/]+", r"\1NAME", path)
     return f"{method} {kind}{' watch' if 'watch' in query else ''}"
 

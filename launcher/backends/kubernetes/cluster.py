@@ -1,4 +1,4 @@
-"""A Kubernetes cluster: how a trial's pods look there and what the site demands of them. Every field but the image is optional."""
+"""Settings of a Kubernetes cluster: the form of a trial's pods and the site's demands. Every field but the image is optional."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKLOADS = ("job", "pods", "jobset", "trainjob", "volcano")
 _DAY = 24 * 60 * 60
 _REFERENCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 _OWN_VARIABLES = re.compile(r"TRIREME_\w*|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|JOB_COMPLETION_INDEX|VC_TASK_INDEX")
-"""Variables that tell a pod what to run and where its peers are."""
+"""Variables that tell a pod its job and its peers."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class KubernetesCluster(ClusterConfig):
     context: Optional[str] = key(None, "context of the kubeconfig; null = its current one")
     namespace: str = key("trireme", "namespace of all objects")
     workload: str = key(
-        "job", "what a trial becomes: an Indexed Job, plain pods, a JobSet, a Kubeflow TrainJob, a Volcano Job", choices=WORKLOADS
+        "job", "workload of a trial: an Indexed Job, plain pods, a JobSet, a Kubeflow TrainJob, a Volcano Job", choices=WORKLOADS
     )
     runtime: str = key("torch-distributed", "ClusterTrainingRuntime of a TrainJob")
     queue: Optional[str] = key(None, "queue that admits trials whole: a Kueue LocalQueue, or a Volcano queue for workload=volcano")
@@ -76,14 +76,14 @@ class KubernetesCluster(ClusterConfig):
         choices=("present", "prepare"),
     )
     user: Optional[int] = key(1000, "numeric user and group of the processes; null = the image's", minimum=0)
-    restricted: bool = key(True, "what the 'restricted' Pod Security Standard demands, and a read-only root unless container.writable")
+    restricted: bool = key(True, "settings of the 'restricted' Pod Security Standard, and a read-only root unless container.writable")
     labels: dict[str, str] = key(dict, "further labels of every object")
     annotations: dict[str, str] = key(dict, "further annotations of every object")
     python: str = key("python", "Python interpreter inside the image")
     grace_seconds: int = key(60, "seconds between SIGTERM and SIGKILL: time for a checkpoint", minimum=1)
     unreachable_seconds: int = key(60, "seconds after which the pods of a node that does not answer are given up", minimum=0)
     fault_timeout: float = key(
-        300.0, "seconds a placed pod may stay in a fault that time seldom cures, such as an absent image; 0 = for ever", minimum=0
+        300.0, "seconds a scheduled pod may stay in an error that rarely clears (e.g. ImagePullBackOff); 0 = no limit", minimum=0
     )
     deadline_seconds: Optional[int] = key(
         30 * _DAY, "seconds after which the cluster itself ends a trial, should nobody come back for it; null = never", minimum=60
@@ -174,8 +174,8 @@ def locate_in_pods(data: DataConfig, cluster: KubernetesCluster) -> tuple[DataCo
 
 
 def check_mounted(cluster: KubernetesCluster, folders: Mapping[str, str], written: str = "sweep.dir") -> None:
-    """``ConfigError`` for the first of ``folders``, by what names it, that pods do not see under the name that it has here, or if they
-    cannot write to the one that is ``written``."""
+    """Raises ``ConfigError`` for the first of ``folders``, by its key, that pods do not see under its local name, or cannot write to if it
+    is ``written``."""
     for name, folder in folders.items():
         volume = volume_on(folder, cluster.mounted)
         if volume is not None and name == written and not volume.writable:
@@ -187,18 +187,18 @@ def check_mounted(cluster: KubernetesCluster, folders: Mapping[str, str], writte
 
 
 def _check_variables(cluster: KubernetesCluster) -> None:
-    """Of two variables of one name the later wins, and the launcher's own come first."""
+    """Orders variables: a later one of the same name wins, and the launcher's come first."""
     for name in cluster.secrets:
         if name in cluster.env:
             raise ConfigError(f"cluster.secrets.{name} and cluster.env.{name} are one variable; leave one of them out")
     for given, names in (("env", cluster.env), ("secrets", cluster.secrets)):
         own = next(filter(_OWN_VARIABLES.fullmatch, names), None)
         if own is not None:
-            raise ConfigError(f"cluster.{given}.{own} is a variable that the launcher itself sets in pods; call it otherwise")
+            raise ConfigError(f"cluster.{given}.{own} is set by the launcher in pods; rename it")
 
 
 def own_folders(cluster: KubernetesCluster) -> list[tuple[str, str, str]]:
-    """Folders of the launcher's own that begin empty in every pod: the name of each, its path, and what is there."""
+    """Lists the launcher's folders that begin empty in every pod: name, path, content."""
     known = (
         (cluster.run_dir is None, "trials", OUT_DIR, "the output of the ranks"),
         (cluster.code == "snapshot", "code", CODE_DIR, "the code of the ranks"),

@@ -1,4 +1,4 @@
-"""The first process of a pod: starts this node's ranks and sends what they write back over the pod's log.
+"""The first process of a pod: starts this node's ranks and sends their output back over the pod's log.
 
 Shipped to the pods in a ConfigMap and run by the image's Python, so it imports nothing but the standard library. It sees to code and
 corpus (provision.py), then meets the other pods, because their images may be pulled, and their names resolved, minutes later; ends the
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def work() -> int:
-    """Provision the pod, meet the others and run the ranks. Returns the pod's exit code."""
+    """Provisions the pod, meets the others, runs the ranks, and returns the pod's exit code."""
     index = int(os.environ[os.environ["TRIREME_INDEX_FROM"]])
     world, per_node = int(os.environ["WORLD_SIZE"]), int(os.environ["TRIREME_RANKS_PER_NODE"])
     node = Node(range(index * per_node, min((index + 1) * per_node, world)))
@@ -92,7 +92,7 @@ def receive(port: int, others: int, node: Node) -> None:
 
 
 def greets(peer: socket.socket) -> bool:
-    """Whether it is another pod. What connects and then says nothing, such as a probe or a scan of ports, may not keep the pods waiting."""
+    """Returns whether the peer is another pod. A probe or a port scan that connects in silence may not delay the pods."""
     peer.settimeout(GREETING)
     try:
         said = read_line(peer)
@@ -103,7 +103,7 @@ def greets(peer: socket.socket) -> bool:
 
 
 def join(address: str, port: int, node: Node) -> None:
-    """Connect until pod 0 answers: at first its name may not resolve, and then nobody may listen."""
+    """Connects until pod 0 answers: at first its name may not resolve, and then nobody may listen."""
     said = time.monotonic()
     while not node.told_to_end:
         try:
@@ -120,7 +120,7 @@ def join(address: str, port: int, node: Node) -> None:
 
 
 def read_line(peer: socket.socket) -> bytes:
-    """To its end, or as much of it as is longer than any line that pods say to each other."""
+    """Reads one line, or as much as exceeds any line that pods exchange."""
     data = b""
     while not data.endswith(b"\n") and len(data) < 16:
         more = peer.recv(16)
@@ -155,7 +155,7 @@ class Node:
             emit(f"[{self.ranks[0]}] {line}".encode())
 
     def run(self) -> int:
-        """Start the ranks, relay what they say and measure, and return the pod's exit code."""
+        """Starts the ranks, relays their output and metrics, and returns the pod's exit code."""
         if self.told_to_end:
             return STOPPED
         os.makedirs(self.out, exist_ok=True)
@@ -172,7 +172,7 @@ class Node:
         return max(codes.values()) if self.first_failure is None else self.first_failure
 
     def refuse(self, why: str) -> int:
-        """Start no rank: what they need is not there."""
+        """Reports that this node lacks something its ranks need, starts none, and returns the exit code."""
         self.say(why)
         os.makedirs(self.out, exist_ok=True)
         self.write_failure(self.ranks[0], "configuration", why)
@@ -181,7 +181,7 @@ class Node:
         return REFUSED
 
     def write_failure(self, rank: int, reason: str, message: str) -> None:
-        """In the name of a rank that could not, unless it has."""
+        """Writes a failure for a rank that could not."""
         path = os.path.join(self.out, FAILURE.format(rank=rank))
         if not current(path, self.attempt):
             with open(path, "w") as stream:
@@ -243,7 +243,8 @@ class Node:
                 send(name, path)
 
     def write_termination_message(self) -> None:
-        """What the pod's status keeps when its log is out of reach: the result without its series, or the first failure."""
+        """Writes the message for the pod's status, read when its log is out of reach: the result without its series, or the first
+        failure."""
         result = [os.path.join(self.out, RESULT)]
         failures = sorted(glob.glob(os.path.join(glob.escape(self.out), FAILURE.format(rank="*"))))
         path = next((path for path in result + failures if current(path, self.attempt)), None)
@@ -263,7 +264,7 @@ class Node:
 
 
 class Growing:
-    """New whole lines of ``metrics.jsonl``; what is there at first, an earlier attempt has sent."""
+    """Yields new whole lines of ``metrics.jsonl``, without those that an earlier attempt sent."""
 
     def __init__(self, path: str):
         self.path = path
@@ -296,7 +297,7 @@ def relay(rank: int, stream: IO[bytes]) -> None:
 
 
 class Sent:
-    """How much this pod has written."""
+    """Counts the lines that this pod has written."""
 
     lock = threading.Lock()
     lines = 0  # of ranks and files
@@ -310,7 +311,7 @@ def emit(lines: bytes, counted: bool = True) -> None:
 
 
 def current(path: str, attempt: int) -> bool:
-    """Whether this attempt wrote the file."""
+    """Returns whether this attempt wrote the file."""
     content: Any = None
     try:
         with open(path) as stream:
@@ -321,7 +322,7 @@ def current(path: str, attempt: int) -> bool:
 
 
 def oom_kills() -> int:
-    """How many processes of this container the kernel has killed because memory ran out (cgroup v2, then v1)."""
+    """Returns how many processes of this container the kernel has killed for lack of memory (cgroup v2, then v1)."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         if os.path.exists(path):
             with open(path) as stream:

@@ -1,4 +1,4 @@
-"""What an API server refuses, in one plain sentence with the cause and the remedy; and what it drops. Pure functions over its answers."""
+"""Turns an API server's refusal, or the fields that it drops, into one sentence with cause and remedy. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ApiError(BackendError):
 
     @property
     def absent(self) -> bool:
-        """There is no such object (any more): not found, or another one of the same name."""
+        """Returns whether the object does not exist: not found, or another one of the same name."""
         return self.status == 404 or (self.status == 409 and "UID in the precondition" in self.message)
 
     @property
@@ -53,7 +53,7 @@ class ApiError(BackendError):
 
     @property
     def unauthorized(self) -> bool:
-        """Credentials or rights are missing: for ever, or while a server that has restarted does not know them yet."""
+        """Returns whether credentials or rights are missing: permanently, or until a restarted server knows them again."""
         return self.status == 401 or (self.status == 403 and _RIGHTS.search(self.message) is not None)
 
     @property
@@ -63,7 +63,7 @@ class ApiError(BackendError):
 
 
 def from_answer(status: int, body: bytes | str, retry_after: str | None = None) -> ApiError:
-    """The error in an answer; bodies that are no ``Status`` (a proxy's page) keep their first line."""
+    """Returns the error in an answer; a body that is not a ``Status`` (a proxy's page) keeps its first line."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
     delay = float(retry_after) if retry_after and retry_after.isdigit() else None
     try:
@@ -76,20 +76,20 @@ def from_answer(status: int, body: bytes | str, retry_after: str | None = None) 
 
 
 def explain(error: ApiError, doing: str, namespace: str) -> str:
-    """One plain sentence: what could not be done, why, and what to do. ``doing`` reads like "create the Job trireme-0123"."""
+    """Returns one sentence: the failed action, the cause, the remedy. ``doing`` reads like "create the Job trireme-0123"."""
     cause, remedy = _cause(error, namespace)
     return f"cannot {doing}: {cause}; {remedy}"
 
 
 def explain_refusal(message: str, namespace: str) -> str:
-    """The same of a controller's complaint: quotas and Pod Security refuse the pods, not the workload that makes them."""
+    """Explains a controller's complaint: quotas and Pod Security refuse the pods, not the workload that makes them."""
     return "; ".join(_forbidden(message.removeprefix("Error creating: "), namespace))
 
 
 def dropped(sent: Any, stored: Any, where: str = "") -> list[str]:
-    """Paths of what was sent and is not in what was stored: an old server forgets fields that it does not know, and says 201.
+    """Returns paths that were sent and are not in the stored object: an old server drops unknown fields and answers 201.
 
-    Values may differ (they are normalised, defaulted, rewritten by webhooks); empty ones may be left out.
+    Values may differ (normalised, defaulted, rewritten by webhooks); empty ones may be missing.
     """
     if isinstance(sent, dict):
         if not isinstance(stored, dict):
@@ -183,7 +183,7 @@ def _without_value(text: str) -> str:
 
 
 def _malformed(message: str) -> str:
-    """``Pod in version "v1" cannot be handled as a Pod: ...``: what comes last is the reason."""
+    """Keeps the last part of ``Pod in version "v1" cannot be handled as a Pod: ...``, which holds the reason."""
     reason = re.sub(r"^.*cannot be handled as an? \w+: ", "", message, flags=re.DOTALL)
     return short(re.sub(r"error found in #\d+ byte of .*$", "", reason, flags=re.DOTALL).strip(" ,"))
 

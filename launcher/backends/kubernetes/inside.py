@@ -18,15 +18,15 @@ from launcher.trials.identity import digest
 from trainer.shared.run.errors import ConfigError
 
 _GONE_SECONDS = 60.0
-"""How long an ended Job of the same name is given to go."""
+"""Seconds for an ended Job of the same name to disappear."""
 _LONGEST = 63
 """Characters of a label's value: a Job's pods carry its name in one."""
 
 
 def launcher_name(pipeline: str, folder: str) -> str:
-    """What the Job is called that runs ``pipeline`` in ``folder`` (``sweep.dir``): the same each time, and no other one's. Pure.
+    """Returns the stable, unique name of the Job that runs ``pipeline`` in ``folder`` (``sweep.dir``). Pure.
 
-    The digest tells apart what the rest of a DNS label (RFC 1123: small letters, digits and '-') cannot.
+    The digest distinguishes names that are equal as DNS labels (RFC 1123: small letters, digits and '-').
     """
     suffix = digest([pipeline, os.path.normpath(folder)])
     readable = re.sub(r"[^a-z0-9]+", "-", f"trireme-run-{pipeline.lower()}")[: _LONGEST - len(suffix) - 1]
@@ -46,11 +46,11 @@ class InsideLauncher:
 
     @property
     def text(self) -> str:
-        """What is applied, as ``kubectl apply -f`` takes it."""
+        """Returns the manifest for ``kubectl apply -f``."""
         return to_text([self.manifest])
 
     def start(self) -> None:
-        """Create the Job, in place of one that has ended. ``ConfigError`` if one is at work, or the server refuses."""
+        """Creates the Job, in place of one that has ended. ``ConfigError`` if one is at work, or the server refuses."""
         client, kind = Client(self.settings), KINDS["job"]
         try:
             there, deadline = client.get(kind.path, self.name), time.monotonic() + _GONE_SECONDS

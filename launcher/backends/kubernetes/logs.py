@@ -44,12 +44,12 @@ _REFUSED_SECONDS = 2.0
 _PATIENCE = 600.0
 """Seconds for which a log is asked for that cannot be read, while its pod is there: a node that starts anew takes minutes."""
 _SHORT_PATIENCE = 60.0
-"""Likewise for a pod that failed: its log may have gone with its container, and its status tells the cause without it."""
+"""Seconds to wait for the log of a failed pod: its status tells the cause even if the log is gone with the container."""
 
 
 @dataclass
 class LogCount:
-    """Counts what has been read of a log, and keeps the number that its last line gives."""
+    """Counts lines read from a log, and keeps the total that its last line gives."""
 
     lines: int = 0  # of ranks and of files
     begun: bool = False  # by a program that tells the end
@@ -63,7 +63,7 @@ class LogCount:
 
 @dataclass
 class LogPosition:
-    """A place in a pod's log, and what was written here up to it: reading may go on from there."""
+    """Marks a place in a pod's log and the bytes written here up to it: reading may resume there."""
 
     seen: int = 0  # time of the last line, nanoseconds
     sizes: dict[str, int] = field(default_factory=dict)  # of the files that grow, by name
@@ -71,11 +71,10 @@ class LogPosition:
 
 
 class Unpacker:
-    """Takes a pod's log line by line and writes what it holds. ``attempt`` fences: what a newer attempt wrote is left alone.
+    """Writes the files that a pod's log carries, line by line. ``attempt`` fences: files of a newer attempt are left alone.
 
-    ``sizes`` are those of the files that it appends to, by name, at the place in the pod's log where it begins: what a killed launcher
-    wrote after that place comes again, and is written over. Lines of no rank of ``ranks`` are the first one's: the interpreter's own
-    complaints, before a rank has started.
+    ``sizes`` are those of the files that it appends to, at the start of this reading: later content of a killed launcher is overwritten.
+    Lines without a rank of ``ranks`` belong to the first: complaints of the interpreter before a rank has started.
     """
 
     def __init__(self, directory: Path, attempt: int, ranks: range, sizes: dict[str, int], told: LogCount | None = None):
@@ -104,7 +103,7 @@ class Unpacker:
             self._stream(log_of(self._attempt, self._ranks[0])).write(line + b"\n")
 
     def flush(self) -> dict[str, int]:
-        """Bring what was taken to disk; the sizes of the files then."""
+        """Flushes to disk and returns the sizes of the files."""
         with self._closing:
             for name, stream in list(self._streams.items()):
                 if not stream.closed:
@@ -144,7 +143,7 @@ class Unpacker:
 
 
 def _counts(line: bytes, ranks: range) -> bool:
-    """Whether it is a line of a rank or a file, which the last line counts."""
+    """Returns whether it is a line of a rank or a file, which the last line counts."""
     match = _RANK.match(line)
     return _PIECE.match(line) is not None or (match is not None and int(match[1]) in ranks)
 
@@ -159,7 +158,7 @@ def size_of(path: Path) -> int:
 
 
 def write_fenced(path: Path, text: str, attempt: int) -> None:
-    """Write a file of JSON whole, unless a newer attempt has written it."""
+    """Writes a file of JSON whole, unless a newer attempt has written it."""
     if attempt_of(read_json(path) or {}) <= attempt:
         write_text(path, text)
 
@@ -187,11 +186,11 @@ def disbelieve(directory: Path, attempt: int, world_size: int, missing: str) -> 
 
 
 class Follower(threading.Thread):
-    """Reads one pod's log to its end into a trial's directory. ``over`` tells whether the pod's process has ended, or the pod is gone.
+    """Reads one pod's log to its end into a trial's directory. ``over`` returns whether the pod's process has ended or the pod is gone.
 
-    How far it has read, and how long the files were there, is noted together: every line arrives once, whichever launcher is killed. What
-    cannot be read, or written, now is read again from the last note. It ends when the log is whole, or when there is no more to be had:
-    then ``missing`` says what. Until then ``trouble`` says what is in the way, if something is.
+    Position and file sizes are noted together, so every line arrives once, whichever launcher is killed. Failed reads and writes are
+    repeated from the last note. It ends when the log is whole or nothing more can come (``missing`` says which part); until then
+    ``trouble`` names an obstacle.
     """
 
     def __init__(self, client: Client, pod: Object, directory: Path, attempt: int, over: Callable[[], bool]):
@@ -241,14 +240,14 @@ class Follower(threading.Thread):
                 self._stopped.wait(pause)
 
     def stop(self) -> None:
-        """Do not ask again; what has been read comes to disk."""
+        """Stops asking; flushes to disk."""
         self._stopped.set()
         if self._unpacker is not None:
             with contextlib.suppress(OSError):
                 self._unpacker.flush()
 
     def _noted(self) -> LogPosition:
-        """Where a launcher before us was, or the beginning, which is noted now."""
+        """Returns the place where an earlier launcher stopped, else the beginning, which is noted now."""
         noted = read_json(self._cursor)
         if noted is None:
             grown = [METRICS, *(log_of(self._attempt, rank) for rank in self.ranks)]
@@ -263,7 +262,7 @@ class Follower(threading.Thread):
         self._place = place
 
     def _read(self, follow: bool) -> None:
-        """From the last note on, as far as it goes; noted is what has come to disk. ``BackendError`` when it breaks off."""
+        """Reads from the last note as far as possible; notes only bytes on disk. Raises ``BackendError`` if the connection breaks off."""
         unpacker = self._unpacker = Unpacker(self._directory, self._attempt, self.ranks, self._place.sizes, self._place.told)
         saved, seen, broken = time.monotonic(), self._place.seen, None
         try:
@@ -286,7 +285,7 @@ class Follower(threading.Thread):
             if broken is not None:
                 raise broken
         finally:
-            with contextlib.suppress(OSError):  # what is not noted comes again
+            with contextlib.suppress(OSError):  # lines after the note come again
                 unpacker.close()
 
     def _consider(self, over: bool, nothing_new: bool) -> None:
@@ -303,7 +302,7 @@ class Follower(threading.Thread):
             self._ask("there is no more of it", read=True)
 
     def _recount(self) -> None:
-        """Begin again if there is more than was read: after a clock was set back, lines are older than those before them."""
+        """Begins again if there is more than was read: after a clock was set back, lines are older than those before them."""
         lines = [line for stamp, line in _read_pod(self._client, self._pod, 0, follow=False) if stamp]
         self._recounted, told = True, self._place.told
         more = sum(_counts(line, self.ranks) for line in lines) - told.lines
@@ -311,7 +310,7 @@ class Follower(threading.Thread):
             self._note(self._begin)
 
     def _ask(self, trouble: str, read: bool = False) -> None:
-        """Whether there may be more to be had, by the pod itself. ``read``: what there is of its log has been read, twice."""
+        """Checks with the pod whether its log may yet grow. ``read``: its log has been read twice."""
         try:
             pod = self._client.get(PODS_PATH, self._pod)
         except BackendError as error:  # as long as nobody answers, nothing is lost
@@ -334,7 +333,7 @@ class Follower(threading.Thread):
             self.trouble = trouble
 
     def _end(self, why: str = "") -> None:
-        """End the reading. ``why`` tells why lines are missing, and is added to the log where it breaks off."""
+        """Ends the reading. ``why`` tells why lines are missing, and is added to the log where it breaks off."""
         told, self.missing, self._done = self._place.told, "", True
         if why:
             count = f"{told.lines} lines, and not the last one," if told.last is None else f"{told.lines} of {told.last} lines"
@@ -375,7 +374,7 @@ def follow_pod(client: Client, pod: str, over: Callable[[], bool]) -> Iterator[t
 
 
 def together(streams: Sequence[Iterator[tuple[int, bytes]]]) -> Iterator[tuple[int, bytes]]:
-    """What several streams bring, as it comes, each read in a thread of its own."""
+    """Yields lines of several streams as they come, each read in a thread of its own."""
     lines: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
 
     def read(stream: Iterator[tuple[int, bytes]]) -> None:
@@ -396,8 +395,8 @@ def together(streams: Sequence[Iterator[tuple[int, bytes]]]) -> Iterator[tuple[i
 
 
 def _read_pod(client: Client, pod: str, after: int, follow: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are younger than ``after``; a kubelet's own messages, as when the container's log is gone, have time 0.
-    ``BackendError`` when it breaks off; ``ApiError`` when there is no log (yet, or any more)."""
+    """Yields lines younger than ``after``; a kubelet's own messages have time 0. Raises ``BackendError`` if it breaks off, ``ApiError``
+    without a log."""
     since = datetime.fromtimestamp(after // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if after else None
     for line in client.log(pod, CONTAINER, since, follow):
         stamp, _, text = line.partition(b" ")

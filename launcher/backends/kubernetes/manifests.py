@@ -1,8 +1,8 @@
-"""From a job to the Kubernetes objects that all its workloads share: a Service, a ConfigMap and the template of its pods. Pure.
+"""Makes the Kubernetes objects that all workloads share: a Service, a ConfigMap and the template of the pods. Pure.
 
-The headless Service is the root of a job: it is created first, under the job's deterministic name, and owns everything else, so
-that its name decides who came first and its deletion deletes all. (It goes in turn with what makes the pods, if the cluster removes that.)
-It also gives every pod a name in DNS, before it is ready.
+The headless Service is the root of a job: created first under the job's deterministic name, it owns everything else, so its name decides
+who came first and its deletion deletes all. (If the cluster removes the pods' maker, it goes with that.) It also gives every pod a DNS name
+before the pod is ready.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 ENTRY = Path(__file__).with_name("entry.py")
 PROGRAMS = (ENTRY, ENTRY.with_name("provision.py"))
-"""What runs in the pods before the ranks, by the image's Python."""
+"""Programs that the image's Python runs before the ranks."""
 PROGRAMS_VOLUME = "trireme"
 """Volume of every pod that brings them and the run."""
 _LONGEST = 60
@@ -58,7 +58,7 @@ def pods_of(job: Job) -> int:
 
 
 def object_name(job: Job) -> str:
-    """Name the root object, which owns all others. The name tells users apart who measure the same layouts in one namespace."""
+    """Names the root object, which owns all others. The name tells users apart who measure the same layouts in one namespace."""
     return f"{job.name}-{store_of(job)}"
 
 
@@ -75,7 +75,7 @@ def labels_of(job: Job) -> dict[str, str]:
 
 
 def store_of(job: Job) -> str:
-    """Which folder of trials a job belongs to: two launchers in one namespace must not take each other's jobs for theirs."""
+    """Identifies a job's folder of trials: two launchers in one namespace must not adopt each other's jobs."""
     return hashlib.sha256(str(job.directory.parent).encode()).hexdigest()[:8]
 
 
@@ -102,7 +102,8 @@ def service(job: Job, cluster: KubernetesCluster) -> Manifest:
 
 
 def config_map(job: Job, cluster: KubernetesCluster, config: str) -> Manifest:
-    """What the pods read: the resolved run, the trainer's code, and the programs that start it. No file system is shared."""
+    """Returns the content of the pods' ConfigMap: the resolved run, the trainer's code, and the programs that start it. No file system is
+    shared."""
     _refuse_secrets(config)
     files = {CONFIG: config, **{program.name: program.read_text() for program in PROGRAMS}}
     code = {"binaryData": {"trainer.tar.gz": _code().archive}} if cluster.code == "snapshot" else {}
@@ -125,7 +126,7 @@ class _Code:
 
 @functools.cache
 def _code() -> _Code:
-    """As it is when it is first asked for: all trials of a launcher run the same."""
+    """Archives the code once: all trials of a launcher run the same."""
     spec = importlib.util.find_spec("trainer")
     assert spec is not None and spec.origin is not None
     package = Path(spec.origin).parent
@@ -152,8 +153,8 @@ def pod_template(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
 
 
 def launcher_job(name: str, words: Sequence[str], cluster: KubernetesCluster, image: str) -> Manifest:
-    """A Job that runs ``trireme`` with ``words`` in the cluster, as the service account ``launcher`` of deploy/kubernetes/rbac.yaml, on the
-    volumes of the pods that it makes. One that is evicted is started again, and finds what it had begun."""
+    """Returns a Job that runs ``trireme`` with ``words`` in the cluster, as the service account ``launcher`` of
+    deploy/kubernetes/rbac.yaml, on the volumes of its pods. If evicted, it is started again and resumes."""
     volumes = _given_volumes(cluster)
     if all(mount["mountPath"].rstrip("/") != "/tmp" for _, mount in volumes):
         volumes.append(({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}))
@@ -183,7 +184,7 @@ def launcher_job(name: str, words: Sequence[str], cluster: KubernetesCluster, im
 
 
 def meeting_port(job: Job) -> int:
-    """Where pod 0 listens for its peers; the ranks use the next one. Differs between trials, for pods on the host's network."""
+    """Returns the port of pod 0; ranks use the next one. Differs between trials, for pods on the host's network."""
     return 20000 + 2 * (int(job.trial, 16) % 5000)
 
 
@@ -266,7 +267,7 @@ def _environment(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
 
 
 def _resources(job: Job, cluster: KubernetesCluster) -> Manifest:
-    """Requests equal limits: a pod that is measured gets what it asked for, no less and no more."""
+    """Returns requests equal to limits: a measured pod gets exactly its share."""
     wanted = {"cpu": cluster.cpu, "memory": cluster.memory}
     if cluster.gpu_resource:
         wanted[cluster.gpu_resource] = str(min(job.world_size, job.cluster.gpus_per_node))
@@ -291,7 +292,7 @@ def _volumes(job: Job, cluster: KubernetesCluster) -> list[tuple[Manifest, Manif
 
 
 def _given_volumes(cluster: KubernetesCluster) -> list[tuple[Manifest, Manifest]]:
-    """Those of the cluster's configuration."""
+    """Returns the mounts of the cluster's configuration."""
     pairs: list[tuple[Manifest, Manifest]] = []
     for number, volume in enumerate(cluster.mounted):
         mount: Manifest = {"name": f"volume-{number}", "mountPath": volume.mount}
@@ -317,7 +318,7 @@ def _source(volume: VolumeConfig) -> Manifest:
 
 
 def _placement(job: Job, cluster: KubernetesCluster) -> Manifest:
-    """Where the pods may run, and when those of a silent node are given up."""
+    """Returns selectors, affinity and tolerations: where pods may run, and when a silent node is given up."""
     silent = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
     patience = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": cluster.unreachable_seconds} for key in silent
@@ -345,7 +346,7 @@ def _affinity(job: Job, cluster: KubernetesCluster) -> Manifest:
 
 
 def _given_affinity(cluster: KubernetesCluster) -> Manifest:
-    """The site's, without what is null. ``ConfigError`` where Kubernetes has no such field, or not with such a value."""
+    """Returns the site's fields without nulls. Raises ``ConfigError`` for a field or value that Kubernetes does not accept."""
     from kubernetes import client
     from pydantic import ValidationError
 
@@ -363,7 +364,6 @@ def _given_affinity(cluster: KubernetesCluster) -> Manifest:
 
 
 def _without_nulls(item: Any) -> Any:
-    """To Kubernetes null says the same as no value."""
     if isinstance(item, Mapping):
         return {name: _without_nulls(value) for name, value in item.items() if value is not None}
     return [_without_nulls(value) for value in item] if isinstance(item, list) else item
@@ -390,7 +390,7 @@ def _avoiding(affinity: Manifest, nodes: Sequence[str]) -> Manifest:
 
 
 def _also(affinity: Manifest, kind: str, force: str, term: Manifest) -> Manifest:
-    """``affinity`` with one more term, beside those that the site has given."""
+    """Adds one term to ``affinity``, next to the site's."""
     own = affinity.get(kind, {})
     return {**affinity, kind: {**own, force: [*own.get(force, []), term]}}
 

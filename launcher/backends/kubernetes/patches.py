@@ -1,4 +1,4 @@
-"""``cluster.patch``: laid over an object, unless it takes away what the launcher itself needs of it. Pure."""
+"""Applies ``cluster.patch`` to an object, unless it removes fields that the launcher needs. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PODS: tuple[Steps, ...] = (
     ("spec",), ("spec", "template", "spec"), ("spec", "replicatedJobs", CONTAINER, "template", "spec", "template", "spec"),
     ("spec", "tasks", CONTAINER, "template", "spec"),
 )  # fmt: skip
-"""Where the specification of the pods is, in one kind or another. A list of named items is gone through by name."""
+"""Paths of the pods' specification in each kind. Lists of named items are searched by name."""
 _CONTAINERS = tuple((*pod, "containers", CONTAINER) for pod in _PODS)
 """The one that the ranks run in."""
 _INDEXED = (("spec",), ("spec", "replicatedJobs", CONTAINER, "template", "spec"))
@@ -24,17 +24,17 @@ _COUNTS: tuple[Steps, ...] = (
     *((*job, field) for job in _INDEXED for field in ("completionMode", "completions", "parallelism")),
     ("spec", "replicatedJobs", CONTAINER, "replicas"), ("spec", "tasks", CONTAINER, "replicas"), ("spec", "trainer", "numNodes"),
 )  # fmt: skip
-"""How many pods there are, each with an index of its own."""
+"""Paths of the number and index of the pods."""
 _SAME: tuple[Steps, ...] = (
     ("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace"), ("metadata", "annotations", DIRECTORY),
     ("spec", "selector", JOB), *_COUNTS, *((*pod, "volumes", PROGRAMS_VOLUME, "configMap", "name") for pod in _PODS),
 )  # fmt: skip
 _FILES = ("data", "binaryData")
-"""Of a ConfigMap: what the pods read, which is what the trial's record says."""
+"""Paths of a ConfigMap that pods read and the trial's record describes."""
 _PARTS: tuple[Steps, ...] = (
     ("spec",), ("spec", "template"), ("spec", "replicatedJobs"), ("spec", "tasks"), ("spec", "trainer"), *_PODS, *_CONTAINERS,
 )  # fmt: skip
-"""What the pods are made of, in one kind or another."""
+"""Paths of the pods' template in each kind."""
 _NAMED: tuple[Steps, ...] = (
     ("spec", "trainer", "env"), *((*pod, "volumes") for pod in _PODS),
     *((*container, items) for container in _CONTAINERS for items in ("env", "volumeMounts")),
@@ -76,18 +76,18 @@ def _lost(before: Manifest, after: Manifest, labels: Sequence[str]) -> Iterator[
 
 
 def _serves(before: Manifest, after: Any) -> bool:
-    """Whether a variable still has a value, a volume a source, and a mount its path."""
+    """Returns whether a variable still has a value, a volume a source, and a mount its path."""
     return isinstance(after, Mapping) and len(after) > 1 and after.get("mountPath") == before.get("mountPath")
 
 
 def _holds(items: Any, own: Sequence[Any]) -> bool:
-    """Whether all of ``own`` are among the items of a list, in their order."""
+    """Returns whether all of ``own`` are among ``items``, in order."""
     left = iter(items if isinstance(items, list) else ())
     return all(item in left for item in own)
 
 
 def _at(item: Any, path: Steps) -> Any:
-    """What is there; None where nothing is."""
+    """Returns the value at a path, or None."""
     for step in path:
         item = _inside(item).get(step)
     return item
@@ -101,7 +101,7 @@ def _inside(item: Any) -> Mapping[str, Any]:
 
 
 def _culprit(patch: Mapping[str, Any], path: Steps) -> tuple[Steps, Any]:
-    """How far along ``path`` the patch goes, and what it has there."""
+    """Returns how far along ``path`` the patch reaches, and its value there."""
     item: Any = patch
     for number, step in enumerate(path):
         if step not in _inside(item):

@@ -1,7 +1,7 @@
-"""What a pod needs before its ranks start: the trainer's code, and the corpus.
+"""Prepares a pod for its ranks: the trainer's code and the corpus.
 
-Shipped to the pods with entry.py, so it imports nothing but the standard library. The launcher's own trainer comes along as an archive
-(``cluster.code=snapshot``), or else the image's is compared with it; a corpus that is nowhere yet is prepared here (``cluster.data``).
+Shipped to the pods with entry.py, so it imports the standard library alone. The launcher's trainer comes as an archive
+(``cluster.code=snapshot``), or the image's is compared with it; a missing corpus is prepared here (``cluster.data``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 class Unprovided(Exception):
-    """The ranks cannot start; ``str(error)`` says why and what to do."""
+    """Raised if the ranks cannot start; ``str(error)`` says why and what to do."""
 
 
 def archive(package: Path) -> bytes:
@@ -64,7 +64,7 @@ def provide(say: Say, told_to_end: Callable[[], bool]) -> str:
 
 
 def _ship() -> str:
-    """Unpack the launcher's trainer where ranks look first, before the image's own and before the folder they start in."""
+    """Unpacks the launcher's trainer where ranks look first, before the image's own and before the folder they start in."""
     folder = os.environ["TRIREME_CODE_DIR"]
     with tarfile.open(Path(__file__).with_name("trainer.tar.gz")) as files:
         files.extractall(folder, filter="data")
@@ -74,7 +74,7 @@ def _ship() -> str:
 
 
 def _compare() -> str:
-    """What is to be said of the image's trainer: nothing, if it is the launcher's."""
+    """Returns a complaint about the image's trainer; nothing if it is the launcher's."""
     if "TRIREME_CODE" not in os.environ:
         return ""
     if not sys.flags.safe_path:
@@ -93,7 +93,7 @@ def _compare() -> str:
 
 
 def _prepare(say: Say, told_to_end: Callable[[], bool]) -> None:
-    """Make the corpus, or find it made. What is said goes to the log; the last line of a failure becomes the trial's reason."""
+    """Makes the corpus unless it exists. Its output goes to the log; the last line of a failure becomes the trial's reason."""
     command = [sys.executable, "-u", "-m", f"{PACKAGE}.data", os.environ["TRIREME_CONFIG"]]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     lines: list[str] = []

@@ -1,7 +1,7 @@
-"""How a job stands, from everything the API server says of it at one moment. Pure.
+"""Judges the state of a job from everything the API server says of it at one moment. Pure.
 
 A job is a gang: it runs when all of its pods run, is done when all are done, and has failed as soon as one pod can no longer do its part.
-The reason is that of the pod which explains the others: when one is evicted, its peers lose their connection and fail too, or are deleted.
+The reason is that of the pod which explains the others: when one is evicted, its peers lose their connection and fail too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTLE = 20.0
 
 @dataclass(frozen=True)
 class Observed:
-    """What is known of one job."""
+    """Holds the objects known of one job."""
 
     count: int  # pods it has when whole
     root: Object | None  # the Service that owns everything else
@@ -99,7 +99,7 @@ def _wants_suspension(workload: Object | None) -> bool:
 
 
 def _given_up(kind: WorkloadKind, job: Observed, word: str, reason: str, message: str, now: float, fault_timeout: float) -> Cause | None:
-    """What the workload itself says: that it has failed, that its pods are refused, or nothing because it is not there."""
+    """Returns the workload's own report: failed, pods refused, or nothing if it is absent."""
     if kind.kind != "Pod" and job.workload is None:
         return Cause(2, Reason.NODE, f"its {kind.kind} was deleted by somebody else")
     if kind.kind == "Pod" and len(job.pods) < job.count:
@@ -120,7 +120,7 @@ def _given_up(kind: WorkloadKind, job: Observed, word: str, reason: str, message
 
 
 def _unsettled(causes: Sequence[Cause], now: float) -> bool:
-    """Whether the running peers of a pod that ended badly deserve a moment; counted from the first such end."""
+    """Returns whether the running peers of a failed pod get a moment longer, counted from the first failure."""
     if any(cause.reason is Reason.CANNOT_START for cause in causes):
         return False
     ends = [cause.ended for cause in causes if cause.ended is not None]
@@ -128,7 +128,7 @@ def _unsettled(causes: Sequence[Cause], now: float) -> bool:
 
 
 def _order(cause: Cause) -> tuple[int, bool, float]:
-    """What explains most comes first: by weight, then failures before orderly stops, then the earliest."""
+    """Orders causes: by weight, then failures before orderly stops, then the earliest."""
     return cause.weight, cause.stopped, (cause.deleted if cause.weight == DELETED else cause.ended) or 0.0
 
 
@@ -144,7 +144,7 @@ def _blame(cause: Cause, causes: Sequence[Cause]) -> Cause:
 
 
 def _alive(job: Observed, pods: Sequence[Object], started: float | None, nodes: tuple[str, ...]) -> JobState:
-    """Nothing has failed: it runs, or waits, and for what."""
+    """Returns the state of a job without failures: running, or waiting and for which reason."""
     at_work = sum(running(pod) or succeeded(pod) for pod in pods)
     silent = [pod for pod in pods if running(pod) and condition(pod, "Ready", "False") and _lost_sight(pod, job.events)]
     if at_work == job.count:
@@ -158,7 +158,7 @@ def _alive(job: Observed, pods: Sequence[Object], started: float | None, nodes: 
 
 
 def _crowded(nodes: Sequence[str]) -> str:
-    """That pods share nodes, as ``cluster.spread=false`` lets them: it is not what the layout asked for."""
+    """Notes that pods share nodes (``cluster.spread=false``), contrary to the layout."""
     hosts = set(nodes)
     return f"its {len(nodes)} pods share {len(hosts)} node{'s' if len(hosts) > 1 else ''}" if len(hosts) < len(nodes) else ""
 

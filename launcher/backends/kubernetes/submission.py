@@ -18,7 +18,7 @@ SERVICES = "api/v1/namespaces/{namespace}/services"
 CONFIG_MAPS = "api/v1/namespaces/{namespace}/configmaps"
 PODS_PATH = "api/v1/namespaces/{namespace}/pods"
 _END_SECONDS = 60.0
-"""How long, beyond their grace period, objects that are being deleted are waited for."""
+"""Seconds, beyond their grace period, for objects to be deleted."""
 _PAUSE = 0.3
 _TIME_TO_LIVE = "spec.ttlSecondsAfterFinished"
 
@@ -31,7 +31,7 @@ class Submission:
         self._end_seconds = grace + _END_SECONDS
 
     def start(self, job: Job, objects: Sequence[Manifest]) -> None:
-        """Create the root, then what it owns. What fails half-way is taken back; ``ApiError`` or ``ConfigError`` says why."""
+        """Creates the root, then the objects it owns; undoes a partial creation. Raises ``ApiError`` or ``ConfigError``."""
         if job.attempt > 0:
             self._fence(job)
         root = self._root(job, objects[0])
@@ -45,14 +45,14 @@ class Submission:
             raise
 
     def await_end(self, name: str) -> None:
-        """Return when no pod of the job runs any more. A lost node never confirms the end of its pods: they are deleted by force in the
+        """Returns when no pod of the job runs any more. A lost node never confirms the end of its pods: they are deleted by force in the
         end."""
         self._end(f"{JOB}={name}", lambda _: True)
 
     def rehearse(self, objects: Sequence[Manifest], doing: str = "submit") -> list[str]:
-        """Ask the server whether it would take ``objects``; nothing is stored. Its answer to each, one line.
+        """Asks the server for a dry run of ``objects`` and returns its answers, a line each.
 
-        ``ConfigError`` says what it would refuse, or drop.
+        Raises ``ConfigError`` for objects that it would refuse, or fields that it would drop.
         """
         return [self._rehearse(manifest, f"{manifest['kind']} {manifest['metadata']['name']}", doing) for manifest in objects]
 
@@ -85,7 +85,7 @@ class Submission:
             self._wait(deadline, f"Service {object_name(job)} of an earlier run to go away")
 
     def _tie(self, root: str, child: Manifest) -> None:
-        """Let the root go with what makes the pods, which the cluster removes by its time to live. Plain pods have none."""
+        """Makes the root go with the pods' maker, which the cluster removes by its time to live. Plain pods have none."""
         if self._kind.kind != "Pod":
             owner = {
                 "apiVersion": child["apiVersion"],
@@ -96,8 +96,8 @@ class Submission:
             self._client.merge(SERVICES, root, {"metadata": {"ownerReferences": [owner]}})
 
     def _child(self, manifest: Manifest, owner: Manifest) -> Manifest:
-        """Create one object under the root; what the server has of it. One that is there is ours if the root owns it; one of a former root
-        is being deleted."""
+        """Creates one object under the root and returns the server's copy. An existing one is ours if the root owns it; one of a former
+        root is being deleted."""
         head = {**manifest["metadata"], "ownerReferences": [owner]}
         path, name = self._path(manifest), head["name"]
         deadline = time.monotonic() + self._end_seconds
@@ -114,7 +114,7 @@ class Submission:
             self._wait(deadline, f"{manifest['kind']} {name} of an earlier run to go away")
 
     def _unforgotten(self, sent: Manifest, stored: Manifest) -> Manifest:
-        """``stored``, if it says all of what was sent that the run depends on; the loss of what only cleans up later is a warning.
+        """Returns ``stored`` if it has every field that the run depends on; warns of lost clean-up fields.
 
         A server that is too old drops, for example, completionMode, and every pod would be rank 0: ``ConfigError``.
         """
@@ -134,7 +134,7 @@ class Submission:
         return {"apiVersion": sent["apiVersion"], "kind": sent["kind"], **stored}
 
     def _fence(self, job: Job) -> None:
-        """End what is left of older attempts of the trial: two attempts must not write one checkpoint."""
+        """Ends older attempts of the trial: two attempts must not write one checkpoint."""
         mine = f"{TRIAL}={job.trial},{STORE}={store_of(job)}"
 
         def older(item: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""What an API server takes as a name, a label, a quantity or a variable, said before anything is sent. Pure."""
+"""Checks names, labels, quantities and variables for an API server before anything is sent. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS = "up to 63 letters, digits, '-', '_' and '.', a letter or digit at both 
 
 @dataclass(frozen=True)
 class Syntax:
-    """A form of text. ``what`` names it, ``allowed`` is what to give."""
+    """Describes a form of text. ``what`` names it, ``allowed`` tells the user which values are valid."""
 
     what: str
     allowed: str

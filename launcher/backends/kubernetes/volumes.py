@@ -1,4 +1,4 @@
-"""What is mounted into pods, and which paths of theirs are on it. Pure."""
+"""Makes the volumes and mounts of pods, and maps paths to them. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainer.shared.run.schema import key
 
 SOURCES = ("claim", "host_path", "nfs", "config_map", "secret")
 CONFIG_DIR, OUT_DIR, CODE_DIR = "/trireme", "/trials", "/trireme-code"
-"""Where pods have the run and its programs, where they write, and the code of the ranks."""
+"""Pod folders of the run and its programs, of output, and of the ranks' code."""
 DATA_DIR = "/trireme-data"
-"""Where pods prepare a corpus that is on no volume."""
+"""Pod folder for preparing a corpus that is on no volume."""
 
 
 @dataclass
@@ -40,8 +40,7 @@ class VolumeConfig:
 
 
 def nfs_of(text: str) -> tuple[str, str]:
-    """Server and path of ``SERVER:/PATH``. An IPv6 address may stand in brackets, which a volume's server has not. ``ConfigError`` if there
-    is no server, or no path."""
+    """Returns server and path of ``SERVER:/PATH``; strips the brackets of an IPv6 address. Raises ``ConfigError`` unless it has both."""
     server, found, path = text.partition(":/")
     if server.startswith("[") and server.endswith("]") and _is_ipv6(server[1:-1]):
         server = server[1:-1]
@@ -71,7 +70,7 @@ def volume_on(path: str, volumes: Sequence[VolumeConfig]) -> VolumeConfig | None
 
 
 def check_volumes(volumes: Sequence[VolumeConfig], own: Mapping[str, str]) -> None:
-    """``ConfigError`` for the first that no pod could have. ``own`` are the launcher's mounts, with what is in each."""
+    """Raises ``ConfigError`` for the first invalid mount. ``own`` are the launcher's mounts and their content."""
     taken = {posixpath.normpath(path): what for path, what in own.items()}
     for volume in volumes:
         _check_source(volume)

@@ -1,7 +1,6 @@
-"""A copy of some of the server's objects, kept up to date by a watch: asking how 200 trials stand then costs nothing.
+"""Keeps a local copy of some of the server's objects by a watch: polling 200 trials then costs nothing.
 
-The copy may be behind (a watch that is broken is being resumed), but never wrong about what was: whoever is about to draw a final
-conclusion from it reads again from the server.
+The copy may lag (a broken watch is being resumed) but never invents: read from the server before a final conclusion.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Mirror:
             return frozenset(self._gone)
 
     def forget(self, unneeded: Wanted) -> None:
-        """Drop deleted objects that nobody asks about any more."""
+        """Drops deleted objects that nobody asks about any more."""
         with self._lock:
             for uid in [uid for uid in self._gone if unneeded(self._objects[uid])]:
                 self._gone.remove(uid)

@@ -1,10 +1,8 @@
-"""What makes a job's pods: an Indexed Job, plain pods, a JobSet, a Kubeflow TrainJob or a Volcano Job. Pure.
+"""Makes the workload that owns a job's pods: an Indexed Job, plain pods, a JobSet, a Kubeflow TrainJob or a Volcano Job. Pure.
 
-Each kind is one entry of ``KINDS``: where it lives in the API, how its pods know their index and are called in DNS, how it is
-built around the common pod template, and which words of its status mean that it has ended. Nothing else knows the differences.
-
-Restarts are the launcher's: every kind gives up at the first failed pod, because one rank that starts again alone would wait for
-peers that are in the middle of a step.
+Each kind is one entry of ``KINDS``: its place in the API, the index and DNS names of its pods, its frame around the common template, and
+the conditions that end it. Restarts are the launcher's: every kind gives up at the first failed pod, because a rank that restarts alone
+would wait for peers in the middle of a step.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class WorkloadKind:
 
     @property
     def path(self) -> str:
-        """Where its objects are, below the API's root."""
+        """Returns the path of its objects, below the API's root."""
         return f"{'apis' if '/' in self.api else 'api'}/{self.api}/namespaces/{{namespace}}/{self.plural}"
 
     @property
@@ -107,7 +105,7 @@ def from_text(text: str) -> list[Manifest]:
 
 
 def check_schema(manifest: Manifest) -> None:
-    """Refuse unknown fields and wrong types, which a server would drop or answer at length. Of other groups' kinds: the pod template."""
+    """Refuses unknown fields and wrong types, which a server would drop or answer at length. Of other groups' kinds: the pod template."""
     from kubernetes import client
     from pydantic import ValidationError
 
@@ -179,7 +177,7 @@ def _job_set(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[M
 
 
 def _train_job(job: Job, cluster: KubernetesCluster, template: Manifest) -> list[Manifest]:
-    """The runtime gives the frame; what differs is said in ``trainer`` and, for pods, in a patch of the runtime."""
+    """Overrides the runtime through ``trainer`` and, for pods, a patch of the runtime."""
     pod, container = dict(template["spec"]), dict(template["spec"]["containers"][0])
     patch = {name: pod.pop(name) for name in _TRAIN_JOB_POD if name in pod}
     own = {name: container.pop(name) for name in ("volumeMounts", "securityContext") if name in container}
@@ -257,7 +255,7 @@ def _ttl(cluster: KubernetesCluster) -> Manifest:
 
 
 def _refuse_rest(pod: Manifest, container: Manifest) -> None:
-    """A TrainJob can say less than a pod: what it cannot is refused, not forgotten."""
+    """Refuses settings that a TrainJob cannot express."""
     usual = {"name": CONTAINER, "imagePullPolicy": "IfNotPresent"}
     rest = [f"spec.{name}" for name in pod if name not in _FROM_RUNTIME]
     rest += [f"containers.{name}" for name, value in container.items() if usual.get(name) != value]
@@ -308,7 +306,7 @@ not quoted. PyYAML knows fewer forms than they: neither ``y`` nor ``1e3``, ``0o1
 
 
 def _style(text: str) -> str | None:
-    """How ``text`` is written; None = as PyYAML would."""
+    """Returns the YAML style of ``text``; None = PyYAML's default."""
     return "|" if "\n" in text else "'" if _AMBIGUOUS.fullmatch(text) else None
 
 

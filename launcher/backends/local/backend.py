@@ -111,7 +111,7 @@ class LocalBackend(Backend):
         return [self._start(request.job) for request in requests]
 
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
-        """Only what this launcher started: ranks of another one end with it."""
+        """Cancels only ranks of this launcher; those of another end with it."""
         return {job.name: _handle(self._running[job.name]) for job in jobs if job.name in self._running}
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:

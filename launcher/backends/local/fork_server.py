@@ -47,7 +47,7 @@ class ForkServerClient:
         self._buffer = b""
 
     def start(self, key: str, request: dict[str, Any], timeout: float = 120.0) -> RankGroup:
-        """Fork the ranks of ``request`` (the protocol is that of ``trainer/fork_server.py``) and return once their process ids are
+        """Forks the ranks of ``request`` (the protocol is that of ``trainer/fork_server.py``) and returns once their process ids are
         known."""
         group = self.groups[key] = RankGroup()
         self._send({"start": key, **request})
@@ -65,7 +65,7 @@ class ForkServerClient:
         self._send({"kill": key})
 
     def listen(self, seconds: float = 0.0) -> None:
-        """Take in what the fork server has said; waits up to ``seconds`` for something to come. ``ForkServerError`` if it has ended."""
+        """Reads messages of the fork server, waiting up to ``seconds``. Raises ``ForkServerError`` if it has ended."""
         if self._process is None or self._process.stdout is None:
             return
         stream = self._process.stdout
@@ -79,7 +79,7 @@ class ForkServerClient:
             seconds = 0.0
 
     def close(self, timeout: float = 15.0) -> None:
-        """End of input: the fork server kills what still runs and ends, if it has not ended by itself."""
+        """Closes its input: the fork server kills running ranks and ends, if it has not ended by itself."""
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):  # what it did not live to read is still in the buffer
                 self._process.stdin.close()
@@ -118,6 +118,6 @@ class ForkServerClient:
 
 
 def start_server(command: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start ``command`` as a fork server in a session of its own, which writes its complaints to ``errors``."""
+    """Starts ``command`` as a fork server in a session of its own, which writes its complaints to ``errors``."""
     environment = os.environ | finding_ours() | {"OMP_NUM_THREADS": "1"}  # must be there before torch is imported
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, start_new_session=True)

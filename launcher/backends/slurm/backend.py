@@ -1,4 +1,4 @@
-"""The Slurm backend: what the other modules decide, done."""
+"""The Slurm backend: executes the decisions of the other modules."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SlurmBackend(Backend):
         return found
 
     def _refusal(self, job: Job) -> str | None:
-        """Why Slurm refuses the job permanently; None if it takes it, or cannot be asked now."""
+        """Returns why Slurm refuses the job permanently; None if it accepts it or cannot be asked now."""
         client = Client(SlurmJobPlan(job).cluster)
         try:
             script = self.render(job).text
@@ -75,7 +75,7 @@ class SlurmBackend(Backend):
         return None
 
     def _environment(self, job: Job) -> dict[str, str]:
-        """In which sbatch is run for the job."""
+        """Returns the folder in which sbatch runs for the job."""
         return submission_environment(os.environ, options(SlurmJobPlan(job)))
 
     def remarks(self, jobs: Sequence[Job]) -> list[str]:
@@ -102,7 +102,7 @@ class SlurmBackend(Backend):
         return Request(job, job_script(plan))
 
     def validate(self, request: Request) -> str:
-        """What ``sbatch --test-only`` says to the script: when and where the job would start."""
+        """Returns the answer of ``sbatch --test-only``: when and where the job would start."""
         try:
             return self._client.test(request.text, self._environment(request.job))
         except Refused as error:
@@ -158,7 +158,7 @@ class SlurmBackend(Backend):
             yield from _text(_script_log(job.directory, job.attempt)).splitlines()
 
     def _explained(self, handle: Handle, state: JobState) -> JobState:
-        """``state`` with what the files of a failed job tell, of which Slurm itself knows an exit code."""
+        """Adds to ``state`` the cause in the files of a failed job, of which Slurm knows only an exit code."""
         if state.status is not Status.FAILED:
             return state
         directory, attempt = Path(handle["directory"]), handle["attempt"] if state.attempt is None else state.attempt
@@ -179,8 +179,8 @@ class SlurmBackend(Backend):
 
 
 def _try_in_vain(client: Client, script: str, environment: Mapping[str, str]) -> str | None:
-    """Submit a job of the script's options that does nothing, for another day, and take it back: ``--test-only`` also says no while nodes
-    are down or busy, sbatch itself does not. It is taken back by its name: what sbatch prints may be no id."""
+    """Submits an empty job with the script's options for another day and cancels it: ``--test-only`` also refuses while nodes are down or
+    busy, sbatch does not. Cancels by name: sbatch's output may lack an id."""
     empty, name = script.partition("\n\n")[0] + "\nexit\n", f"trireme-test-{uuid.uuid4().hex[:8]}"
     try:
         client.output("sbatch", "--begin=now+1day", "--parsable", f"--job-name={name}", text=empty, environment=environment)

@@ -36,13 +36,13 @@ _OF_AN_OUTER_JOB = re.compile(
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` without what an outer job or user defaults would add to ours: a launcher may itself run in a job. Where Slurm is and
-    who asks it (SLURM_CONF, SLURM_JWT) stay."""
+    """Returns ``environment`` without variables of an outer job or the user's defaults: a launcher may itself run in a job. Keeps the
+    server's address and credentials (SLURM_CONF, SLURM_JWT)."""
     return {name: value for name, value in environment.items() if reaches_a_job(name)}
 
 
 def reaches_a_job(name: str) -> bool:
-    """Whether a variable of that name is left in ``clean_environment``."""
+    """Returns whether ``clean_environment`` keeps a variable of that name."""
     return not _OF_AN_OUTER_JOB.match(name)
 
 
@@ -56,7 +56,7 @@ _DEFAULTS = {
 } | {
     "SBATCH_TIMELIMIT": "time", "SBATCH_MEM_PER_NODE": "mem", "SBATCH_REQ_SWITCH": "switches", "SBATCH_WAIT4SWITCH": "switches",
 }  # fmt: skip
-"""Variables by which a site or a user sets options of sbatch that do not decide what a job is, and these options."""
+"""Maps variables by which a site or user sets sbatch options that do not define a job to these options."""
 
 
 def submission_environment(environment: Mapping[str, str], chosen: Mapping[str, str | None]) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Client:
         return self._run(command, text, environment).stdout
 
     def test(self, script: str, environment: Mapping[str, str]) -> str:
-        """What ``sbatch --test-only`` answers to a script: it says so on standard error. Raises as ``output`` does."""
+        """Returns the answer of ``sbatch --test-only``, from standard error. Raises as ``output`` does."""
         return self._run(("sbatch", "--test-only"), script, environment).stderr.strip()
 
     def _run(self, command: Sequence[str], text: str, environment: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
@@ -105,34 +105,34 @@ class Client:
 
     @cached_property
     def configuration(self) -> dict[str, str]:
-        """What ``scontrol show config`` says."""
+        """Returns the output of ``scontrol show config``."""
         pairs = (line.partition(" = ") for line in self.answer("scontrol", "show", "config").splitlines())
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     @property
     def max_array_size(self) -> int:
-        """Return how many jobs one array may hold: Slurm's limit is on the index, which starts at 0. 1 if the site has no arrays."""
+        """Returns how many jobs one array may hold: Slurm's limit is on the index, which starts at 0. 1 if the site has no arrays."""
         limits = [self.configuration.get("MaxArraySize", ""), *_MOST_TASKS.findall(self.configuration.get("SchedulerParameters", ""))]
         return max(1, min((int(limit) for limit in limits if limit.isdecimal()), default=_USUAL_ARRAY_SIZE))
 
     @property
     def accounts(self) -> bool:
-        """Whether this Slurm has an accounting."""
+        """Returns whether this Slurm has accounting."""
         return self.configuration.get("AccountingStorageType", "") not in _NO_ACCOUNTING
 
     def configuration_folder(self) -> Path:
         return Path(self.configuration.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """End jobs, or take them back from the queue; unknown and ended ones are ignored."""
+        """Ends jobs, or takes them back from the queue; unknown and ended ones are ignored."""
         words = together(ids)
         for start in range(0, len(words), _WORDS_OF_ONE_COMMAND):
             with suppress(Refused):
                 self.patiently(partial(self.output, "scancel", *words[start : start + _WORDS_OF_ONE_COMMAND]))
 
     def patiently(self, ask: Callable[[], T]) -> T:
-        """``ask()``, again and again while Slurm is silent, with growing pauses; ``BackendError`` when that lasts, or nobody waits any
-        more. ``Full`` at once: that is no silence."""
+        """Repeats ``ask()`` while Slurm is silent, with growing pauses. Raises ``BackendError`` if that lasts or nobody waits any more,
+        ``Full`` at once: a full queue answers."""
         pause, begin = 1.0, time.monotonic()
         while True:
             try:
@@ -149,7 +149,7 @@ class Client:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def check(self) -> None:
-        """``ConfigError`` when there is no Slurm here, or none that answers."""
+        """Raises ``ConfigError`` if Slurm is not installed or does not answer."""
         missing = [name for name in PROGRAMS if shutil.which(name) is None]
         if missing:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A Slurm cluster: what sbatch, srun and the job script need to know beyond ``ClusterConfig``. All of it is optional."""
+"""Settings of a Slurm cluster for sbatch, srun and the job script, beyond ``ClusterConfig``. All are optional."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SlurmCluster(ClusterConfig):
     nodelist: Optional[str] = key(None, "nodes that must be used: 'n[1-4]'")
     exclude: Optional[str] = key(None, "nodes that must not be used")
     reservation: Optional[str] = key(None, "reservation to run in")
-    dependency: Optional[str] = key(None, "what must have happened first: 'afterok:123'")
+    dependency: Optional[str] = key(None, "condition for the start: 'afterok:123'")
     switches: Optional[int] = key(None, "leaf switches that a trial may span", minimum=1)
     switches_wait: Optional[int] = key(None, "minutes that a trial waits for so few switches; null = the site's limit", minimum=0)
     comment: Optional[str] = key(None, "comment of the jobs; null = the sweep's name")
@@ -146,5 +146,5 @@ def seconds_of(time: str) -> float:
     parts = {name: int(value or 0) for name, value in found.groupdict().items()} if found else {}
     seconds = sum(parts.get(name, 0) * size for name, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)))
     if seconds == 0:
-        raise ConfigError(f"cluster.time={time} is no time limit; give minutes, or as Slurm writes it 'H:M:S', 'D-H', 'D-H:M:S' or UNLIMITED")
+        raise ConfigError(f"cluster.time={time} is not a valid time limit; use minutes, H:M:S, D-H, D-H:M:S or UNLIMITED")
     return seconds

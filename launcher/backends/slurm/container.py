@@ -1,4 +1,4 @@
-"""What the ranks of a Slurm job run in: pyxis, Apptainer, Slurm's own OCI bundles, or nothing. Rendering is pure; ``check`` looks."""
+"""Runs the ranks of a Slurm job in pyxis, Apptainer, Slurm's own OCI bundles, or on the host. Rendering is pure; ``check`` reads files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.shared.run.errors import ConfigError
 
 @dataclass(frozen=True)
 class Wrapping:
-    """How a container shows in the command line: further options of srun, and what stands before the ranks' command."""
+    """A container in the command line: further options of srun, and a prefix of the ranks' command."""
 
     srun: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ def check_container(container: ContainerConfig) -> None:
             f"cluster.container.image={container.image!r} names no image; give a reference or an absolute path, or null for no container"
         )
     if container.workdir is not None and not container.workdir.startswith("/"):
-        raise ConfigError(f"cluster.container.workdir={container.workdir!r} is no absolute path; give one that the image has")
+        raise ConfigError(f"cluster.container.workdir={container.workdir!r} is not an absolute path; give a folder of the image")
 
 
 def check(cluster: SlurmCluster, client: Client) -> None:

@@ -1,7 +1,6 @@
-"""What Slurm, a job's script and the ranks' Python say of an error as one plain line: the cause, the key that holds it, the remedy. Pure.
+"""Turns errors of Slurm, a job's script and the ranks' Python into one line: cause, configuration key, remedy. Pure.
 
-Of Slurm's errors two kinds are told apart: a *refusal*, which only another configuration can change, and *silence*, which passes: the
-controller or munge is down, does not answer in time, or takes no more jobs for now.
+A *refusal* changes only with the configuration; *silence* passes: the controller or munge is down, slow, or takes no more jobs for now.
 """
 
 from __future__ import annotations
@@ -93,9 +92,9 @@ REFUSALS = (
     ),
     (
         r"node configuration is not available",
-        "no nodes have what is asked for: cluster.nodes={nodes}, gpus_per_node={gpus_per_node}, gpu_type={gpu_type}, cpus={cpus}, "
+        "no nodes satisfy the request: cluster.nodes={nodes}, gpus_per_node={gpus_per_node}, gpu_type={gpu_type}, cpus={cpus}, "
         "mem_gb={mem_gb}, constraint={constraint}, nodelist={nodelist}, exclude={exclude}",
-        "`sinfo -o '%P %D %c %m %G %f'` shows what there is",
+        "`sinfo -o '%P %D %c %m %G %f'` lists the nodes",
     ),
     (r"feature spec", "cluster.constraint={constraint} names a feature that no node has", "`sinfo -o '%n %f'` lists the features"),
     (
@@ -135,7 +134,7 @@ _MAY_PASS = r"node configuration is not available|Requested nodes are busy|Requi
 
 
 def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
-    """What Slurm's error output means for the person who configured ``cluster``."""
+    """Explains Slurm's error output in terms of ``cluster``."""
     text = plain(words)
     for pattern, cause in SILENCE:
         if pattern in words:
@@ -166,17 +165,17 @@ _CONSEQUENCE = re.compile(
 
 
 def unanswered(words: str) -> bool:
-    """Whether srun gave up on ranks that it had told to end: their node does not answer, long before Slurm says so (``SlurmdTimeout``)."""
+    """Returns whether srun gave up on ranks that it had told to end: their node is silent long before Slurm says so (``SlurmdTimeout``)."""
     return "Timed out waiting for job step to complete" in words
 
 
 def own_complaint(log: str) -> str:
-    """Why the job's script itself ended before the ranks began; empty if it did not."""
+    """Returns why the job's script ended before the ranks began; empty if it did not."""
     return next((line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: cluster.")), "")
 
 
 def complaint(log: str) -> str:
-    """The first line of a job's log in which srun, slurmstepd or a container's runtime says what is wrong; empty if none does."""
+    """Returns the first error line of srun, slurmstepd or a container runtime in a job's log; empty if none."""
     return next((plain(line) for line in log.splitlines() if _COMPLAINT.search(line) and not _CONSEQUENCE.search(line)), "")
 
 
@@ -216,9 +215,9 @@ _ABSENT = (
 
 
 def absent(lines: Iterable[str], cluster: SlurmCluster) -> str | None:
-    """One plain line for the first of ``lines`` that tells why Python could not begin; None if none does.
+    """Returns one line for the first of ``lines`` that tells why Python could not begin, or None.
 
-    ``lines`` are the last ones of the ranks' logs, and those of the job's script: what is logged before may be a warning.
+    ``lines`` are the last ones of the ranks' logs and the script's: earlier ones may be warnings.
     """
     inside = cluster.in_container
     python = f"{cluster.interpreter} " + (f"of the image {cluster.container.image}" if inside else "of the nodes")

@@ -1,7 +1,7 @@
-"""What a container of a Slurm job sees of the machines' files: the paths that a run opens, and the mounts that bring them in.
+"""Decides which host paths a container of a Slurm job mounts.
 
-A run opens its paths by one name inside and outside. A path that no mount of the configuration (or of an OCI bundle) brings in is
-mounted by itself; one that cannot be is refused before anything is submitted.
+A run opens its paths by one name inside and outside. A path that no configured mount (or OCI bundle) covers is mounted by itself; one that
+cannot be is refused before submission.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def runtime(container: ContainerConfig) -> str:
 
 
 def given_mounts(container: ContainerConfig) -> list[Mount]:
-    """Those that ``cluster.container.mounts`` asks for, or that an OCI bundle brings along."""
+    """Returns the mounts of ``cluster.container.mounts``, or of an OCI bundle."""
     return bundle_mounts(container) if runtime(container) == "oci" else [parse_mount(text) for text in container.mounts]
 
 
 def bundle_mounts(container: ContainerConfig) -> list[Mount]:
-    """Bind mounts of an OCI bundle's config.json, and its root file system; empty if there is no such file (which ``check`` refuses)."""
+    """Returns bind mounts and root file system of an OCI bundle's config.json; empty without the file (which ``check`` refuses)."""
     bundle = Path(container.image or "")
     try:
         settings = json.loads((bundle / "config.json").read_text())
@@ -107,7 +107,7 @@ def _named(key: str, path: str, mounts: Sequence[Mount], written: bool = False) 
 
 
 def missing_mounts(paths: Sequence[HostPath], mounts: Sequence[Mount]) -> list[tuple[HostPath, Mount]]:
-    """What has to be mounted in addition to ``mounts`` so that every path is seen as itself; what is only read cannot be written."""
+    """Returns the mounts missing from ``mounts`` so that every path is seen as itself; read-only paths cannot be written."""
     added: list[tuple[HostPath, Mount]] = []
     for path in sorted(paths, key=lambda p: len(p.path)):
         there = seen(path.path, [*mounts, *(mount for _, mount in added)])
@@ -117,7 +117,7 @@ def missing_mounts(paths: Sequence[HostPath], mounts: Sequence[Mount]) -> list[t
 
 
 def all_mounts(given: Sequence[Mount], paths: Sequence[HostPath]) -> list[Mount]:
-    """Mounts in the order in which they have to be made: what is mounted into a folder comes after the folder."""
+    """Orders mounts: a mount into a folder comes after the folder."""
     return sorted([*given, *(mount for _, mount in missing_mounts(paths, given))], key=lambda mount: mount.target.count("/"))
 
 
@@ -156,7 +156,7 @@ def _check_writable(path: HostPath) -> None:
     """Nothing is created here: the job does that."""
     nearest = next(folder for folder in (Path(path.source), *Path(path.source).parents) if os.path.lexists(folder))
     if not nearest.is_dir():
-        raise ConfigError(f"{path.key}={path.path} cannot be made: {nearest} is no folder; choose another path")
+        raise ConfigError(f"{path.key}={path.path} cannot be created: {nearest} is not a folder; choose another path")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(
             f"{path.key}={path.path} cannot be written by this user ({nearest}); choose another path, or change its permissions"

@@ -1,4 +1,4 @@
-"""What a job asks of Slurm: sbatch options as data, and the quoting of values in ``#SBATCH`` lines. Pure."""
+"""Derives sbatch options as data, and quotes values in ``#SBATCH`` lines. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def options(plan: SlurmJobPlan) -> dict[str, str | None]:
         "exclude": ",".join(filter(None, [cluster.exclude, *job.avoid])) or None,
         "switches": _switches(cluster),
         "dependency": _dependency(job, cluster),
-        "kill-on-invalid-dep": "yes" if job.after else None,  # else a job waits for ever for one that has failed
+        "kill-on-invalid-dep": "yes" if job.after else None,  # else a job behind a failed one is never started nor removed
         "comment": cluster.comment if cluster.comment is not None else _comment(job),
         "mail-type": cluster.mail_type,
         "mail-user": cluster.mail_user,

@@ -1,7 +1,6 @@
-"""Options of sbatch and srun that are Trireme's own, with what to do instead; all others are passed on. Pure.
+"""Refuses options of sbatch and srun that Trireme sets itself, naming the key to use instead. Pure.
 
-One that is Trireme's own would be given twice, and the second one counts: a job of another name cannot be found again, ranks of another
-number do not meet, a job of another length ends before its trial.
+Slurm obeys the last duplicate: a renamed job cannot be found again, extra ranks never meet, a shorter job ends before its trial.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ SBATCH: dict[str, str] = {
     "workdir": "the ranks' folder is cluster.container.workdir, or the trial's", "export": "use cluster.env",
     "export-file": "use cluster.env_from", "parsable": _SUBMISSION, "wrap": _SUBMISSION, "wait": _SUBMISSION, "test-only": _SUBMISSION,
     "kill-on-invalid-dep": "a stage of a pipeline ends when one before it has failed",
-    "hold": "the sweep would wait for ever", "immediate": _SUBMISSION, "clusters": "run the command on a login node of that cluster",
+    "hold": "the job would never start", "immediate": _SUBMISSION, "clusters": "run the command on a login node of that cluster",
     "cluster": "run the command on a login node of that cluster",
     "cluster-constraint": "run the command on a login node of that cluster", "jobid": _SUBMISSION, "distribution": _RANKS,
     "tres-per-task": f"use cluster.cpus; for GPUs {_GPUS}", "overcommit": _CROWDED, "uid": _OWNER, "gid": _OWNER, "time-min": _LENGTH,
     "deadline": _LENGTH, "help": _SUBMISSION, "usage": _SUBMISSION, "version": _SUBMISSION,
 }  # fmt: skip
-"""What to do instead, by the option's long name."""
+"""Maps an option's long name to its replacement."""
 
 _SHORT = {"J": "job-name", "a": "array", "o": "output", "e": "error", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus",
           "p": "partition", "A": "account", "q": "qos", "t": "time", "C": "constraint", "w": "nodelist", "F": "nodefile", "x": "exclude",
@@ -55,7 +54,7 @@ _SHORT = {"J": "job-name", "a": "array", "o": "output", "e": "error", "N": "node
           "M": "clusters", "h": "help", "V": "version", "m": "distribution", "O": "overcommit", "u": "usage"}  # fmt: skip
 _WITHOUT_VALUE = set("hHIkOQsuvVW")
 _SIMILAR = {"container": _CONTAINER}
-"""What to do instead of options whose names begin like this."""
+"""Maps prefixes of options to their replacement."""
 
 SRUN: dict[str, str] = {
     name: SBATCH[name]
@@ -88,7 +87,7 @@ def check_extra(text: str, gres: bool) -> None:
 
 
 def check_srun(text: str) -> None:
-    """The same of ``cluster.srun_args``; and if ``text`` is no option, which srun would take for the command of the ranks."""
+    """Checks ``cluster.srun_args`` likewise, and refuses ``text`` that srun would take for the command of the ranks."""
     if not re.fullmatch(r"-[^-=\s].*|--[^-=\s][^=\s]*(=.*)?", text) or not text.isprintable():
         raise ConfigError(f"cluster.srun_args holds {text!r}, which is not one option of srun on one line; write it as '--name=value'")
     for name, _ in _options(shlex.quote(text), SRUN, _SRUN_SHORT):

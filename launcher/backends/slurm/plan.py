@@ -34,7 +34,7 @@ class SlurmJobPlan:
 
     @cached_property
     def nodes(self) -> int:
-        """As few as hold the ranks of the layout."""
+        """Returns the fewest nodes that hold the layout's ranks."""
         return math.ceil(self.job.world_size / self.per_node)
 
     @property
@@ -43,14 +43,14 @@ class SlurmJobPlan:
 
     @property
     def exclusive(self) -> bool:
-        """Whether it gets whole nodes. Unless it is said, where it asks for all GPUs of each: nobody else could train there anyway."""
+        """Returns whether the job gets whole nodes: as configured, else if it requests all GPUs of each, where nobody else could train."""
         if self.cluster.exclusive is not None:
             return self.cluster.exclusive
         return self.cluster.gpu_request != "none" and self.per_node == self.cluster.gpus_per_node and self.fills_nodes
 
     @property
     def saves(self) -> bool:
-        """Whether it writes checkpoints. Runs without checkpoints get no warning signal; they may still finish before the limit."""
+        """Returns whether it writes checkpoints. Runs without any get no warning signal; they may finish before the limit."""
         return self.job.config is None or bool(self.job.config["run"]["checkpoint"]["every"])
 
     @cached_property
@@ -64,7 +64,7 @@ class SlurmJobPlan:
 
     @cached_property
     def mounts(self) -> list[Mount]:
-        """Those of the configuration, or of an OCI bundle."""
+        """Returns the mounts of the configuration, or of an OCI bundle."""
         return self.cluster.mounts()
 
     @cached_property

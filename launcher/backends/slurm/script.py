@@ -134,8 +134,8 @@ def _template(name: str) -> Any:
 
 @cache
 def check_setup(lines: tuple[str, ...], key: str = "setup") -> None:
-    """``ConfigError`` with the line of ``cluster.KEY`` at which ``bash -n`` stops: what it begins and does not end would swallow the
-    rest of the script. Nothing is run. Without bash here, the nodes' own will say so."""
+    """Raises ``ConfigError`` with the line of ``cluster.KEY`` at which ``bash -n`` stops: an unclosed construct would swallow the rest of
+    the script. Runs nothing; without bash here, the nodes' own reports it."""
     bash = shutil.which("bash")
     if not lines or bash is None:
         return

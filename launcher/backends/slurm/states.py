@@ -76,7 +76,7 @@ NEVER: dict[str, tuple[Reason, str]] = {
     "launch failed requeued held": (Reason.NODE, "its node could not start it, and Slurm holds it back"),
     "JobHoldMaxRequeue": (Reason.NODE, "its nodes could not start it again and again, and Slurm holds it back"),
 }
-"""Why Slurm lets a job wait for ever."""
+"""Pending reasons that never clear."""
 
 _AFTER_A_FAILURE = {("CANCELLED", "DependencyNeverSatisfied"), (BY_SLURM, "Dependency")}
 """Reasons in queue and accounting for a job that Slurm removed because the job before it failed."""
@@ -91,12 +91,12 @@ HINTS = (
     (r"ReqNodeNotAvail|Nodes required", "nodes that it needs are down, drained or reserved"),
     (r"Reservation", "cluster.reservation has not begun, or is over"),
 )
-"""What a reason to wait means, where it may pass."""
+"""Explains pending reasons that may clear."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What squeue or sacct says of one job."""
+    """Holds one job's entry of squeue or sacct."""
 
     name: str
     state: str  # PENDING, RUNNING, ..., without what Slurm appends ("CANCELLED by 0")
@@ -130,7 +130,7 @@ def judge(row: Row, attempt: int) -> JobState:
 
 
 def earlier(runs: Sequence[Row], first: int, newest: int) -> tuple[JobState, ...]:
-    """How the attempts from ``first`` on ended that Slurm followed by another; ``newest`` is the last of the job."""
+    """Returns the ends of attempts from ``first`` on that Slurm followed by another; ``newest`` is the last."""
     numbered = [(first + number, run) for number, run in enumerate(runs) if run.started is not None]
     return tuple(_end(run, _verdict(run) if run.ended else _BEGUN_ANEW, attempt) for attempt, run in numbered if attempt < newest)
 
@@ -142,7 +142,7 @@ def _end(row: Row, verdict: tuple[Status, Reason | None, str], attempt: int) -> 
 
 
 def _never(reason: str) -> tuple[Reason, str] | None:
-    """Reason and words for a job that Slurm would let wait for ever; None if it may start some day."""
+    """Returns reason and words for a job whose pending reason never clears; None otherwise."""
     if _OVER_A_JOBS_LIMIT.fullmatch(reason):
         return (
             Reason.CANNOT_START,
@@ -152,7 +152,7 @@ def _never(reason: str) -> tuple[Reason, str] | None:
 
 
 def waits_for(reason: str) -> str:
-    """``waits: QOSMaxJobsPerUserLimit``, and what that means where Slurm's word says little; empty if Slurm says nothing."""
+    """Returns ``waits: QOSMaxJobsPerUserLimit``, explained where Slurm's word is terse; empty without one."""
     if reason in ("", "None"):
         return ""
     return f"waits: {reason}" + next((f" ({words})" for pattern, words in HINTS if re.match(pattern, reason)), "")
@@ -221,7 +221,7 @@ def _cells(command: str, text: str, columns: int) -> list[list[str]]:
 
 
 def _number(cell: str) -> int:
-    """0 for what is no number, such as N/A: Slurm does not know it."""
+    """Parses a number; 0 for text such as N/A, Slurm's "unknown"."""
     return int(cell) if cell.isdecimal() else 0
 
 

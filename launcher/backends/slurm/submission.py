@@ -1,4 +1,4 @@
-"""Submitting jobs as arrays, and finding again what was submitted.
+"""Submits jobs as arrays, and finds submitted ones again.
 
 Before an array is submitted, each of its trials notes the array's name and its own place in it (the *intent*). The name
 is unique, so whatever happens to the launcher, the queue can be asked whether the array came to be: no trial is lost or
@@ -40,20 +40,20 @@ T = TypeVar("T")
 
 
 _LOOK_SECONDS = 0.1
-"""How often it is looked whether an sbatch has ended, or nobody waits for it any more."""
+"""Seconds between checks whether an sbatch has ended or nobody waits for it any more."""
 _SUBMISSION_SECONDS = 5 * ANSWER_SECONDS
-"""How long an sbatch may take: a controller that is busy with many submissions answers them late."""
+"""Seconds for an sbatch: a controller that is busy with many submissions answers late."""
 _GRACE_SECONDS = 5.0
-"""How long an sbatch is waited for when nobody waits any more."""
+"""Seconds for an sbatch once nobody waits any more."""
 _EARLIER_SECONDS = 60.0
-"""How long an sbatch of an earlier start is waited for without a word."""
+"""Seconds for an sbatch of an earlier start before the user is told."""
 
 
 def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[[], bool]) -> subprocess.CompletedProcess[str]:
-    """What sbatch says to ``array.sh`` in ``folder``. ``Silent`` when it has not ended a while after it was ``given_up``, and goes on;
-    or hangs, and is ended: the lock that it holds would keep everybody waiting.
+    """Returns sbatch's answer to ``array.sh`` in ``folder``. Raises ``Silent`` if it still runs a while after it was ``given_up``, or hangs
+    and is killed: its lock would block everybody.
 
-    It runs in a session of its own: a Ctrl-C in the terminal, or its end, would kill it and leave a job that nobody knows of.
+    It runs in a session of its own: a Ctrl-C in the terminal would kill it and leave a job that nobody knows of.
     """
     command = ["flock", str(folder / "lock"), "sbatch", "--parsable", str(folder / "array.sh")]
     process = subprocess.Popen(
@@ -75,7 +75,7 @@ def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[
 
 
 def _kill_session(process: subprocess.Popen[str]) -> None:
-    """End ``process`` and what it started, such as the real sbatch under a site's wrapper."""
+    """Ends ``process`` and its children, such as the real sbatch under a site's wrapper."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -89,10 +89,10 @@ class Submission:
         self._submitted: list[str] = []  # ids, in order
 
     def submit(self, requests: Sequence[Request], code: str) -> list[Handle]:
-        """One handle for each request, in order; those that were submitted before are adopted. ``code`` names what they run.
+        """Returns one handle for each request, in order; adopts earlier submissions. ``code`` names the code they run.
 
-        Waits while Slurm is silent. ``ConfigError`` when it refuses, ``NoRoom`` when it has as many jobs as it takes; arrays that were
-        accepted before that are found by ``find``.
+        Waits while Slurm is silent. Raises ``ConfigError`` if it refuses, ``NoRoom`` if its queue is full; ``find`` returns arrays that
+        were accepted before.
         """
         handles = self.find([request.job for request in requests])
         fresh = [request for request in requests if request.job.name not in handles]
@@ -120,7 +120,7 @@ class Submission:
         return {job.name: _handle(job, intent, known) for job, intent in intents if (known := ids[intent["array"]]) is not None}
 
     def _submit_together(self, requests: Sequence[Request], code: str, as_array: bool) -> dict[str, Handle]:
-        """Write down the intent, submit, write down the id. ``Full`` and ``NoArray`` leave nothing. One request needs no array."""
+        """Records the intent, submits, and records the id. ``Full`` and ``NoArray`` leave nothing. One request needs no array."""
         jobs = [request.job for request in requests]
         of_stage = f"-{jobs[0].trial}" if jobs[0].stage else ""
         name = f"trireme-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
@@ -148,8 +148,8 @@ class Submission:
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
     def _sbatch(self, folder: Path, job: Job) -> str:
-        """Slurm's id. ``Refused`` only when it plainly says no: a job may have come of anything else, and ``_known`` asks for it.
-        ``BackendError`` when sbatch ended well and there is no job."""
+        """Returns Slurm's id. Raises ``Refused`` only for a plain no: any other answer may hide a job, and ``_known`` asks for it. Raises
+        ``BackendError`` if sbatch ended well without a job."""
         environment = submission_environment(os.environ, options(SlurmJobPlan(job)))
         done = submit_script(folder, environment, lambda: self.client.hurried)
         if done.returncode < 0 or done.returncode > 128:  # flock returns 128 and the number of the signal
@@ -179,7 +179,7 @@ class Submission:
         return identifier
 
     def _await(self, lock: IO[str]) -> None:
-        """Return when no sbatch holds ``lock``: one that outlived its launcher may still be at it. ``Silent`` when that takes long."""
+        """Returns when no sbatch holds ``lock``: one that outlived its launcher may still be at it. ``Silent`` when that takes long."""
         begin = time.monotonic()
         while True:
             with contextlib.suppress(BlockingIOError):
@@ -202,7 +202,7 @@ class Submission:
 
 
 def _first_id(command: str, answer: str) -> str | None:
-    """The array's id in what ``command`` answers to its name. ``Silent`` where there are only other words: they may stand for it."""
+    """Returns the array's id in the answer of ``command`` to its name. Raises ``Silent`` for other output, which may hide it."""
     ids = job_ids(answer)
     if not ids and answer.strip():
         raise Silent(f"the answer of {command} cannot be read: {plain(answer)!r}")
@@ -210,7 +210,7 @@ def _first_id(command: str, answer: str) -> str | None:
 
 
 def _write_first(path: Path, text: str) -> None:
-    """Write a file that is not read before sbatch runs. A launcher that was killed here writes it again."""
+    """Writes a file that is not read before sbatch runs. A launcher that was killed here writes it again."""
     try:
         path.write_text(text, encoding="utf-8")
     except FileNotFoundError:

@@ -57,13 +57,13 @@ def check_inherited(cluster: SlurmCluster) -> None:
 
 
 def names_in(file: str) -> list[str]:
-    """Names of the variables in ``file``, whose lines are NAME=value, empty, or begin with ``#``. ``ConfigError`` when it cannot be read,
-    others may read it, or a line is no variable; no value is ever repeated."""
+    """Returns the variables' names in ``file``, whose lines are NAME=value, empty, or begin with ``#``. Raises ``ConfigError`` if it is
+    unreadable, readable by others, or malformed; never repeats a value."""
     path = Path(file).expanduser()
     try:
         shared, lines = path.stat().st_mode & 0o077, path.read_bytes().decode().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror or type(error).__name__ if isinstance(error, OSError) else "it is no text"
+        words = error.strerror or type(error).__name__ if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cluster.env_from={file} cannot be read ({words}); give a text file of lines NAME=value") from None
     if shared:
         raise ConfigError(f"cluster.env_from={file} may be read or changed by others; run: chmod 600 {file}")

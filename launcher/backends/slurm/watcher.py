@@ -1,6 +1,6 @@
-"""The states of all jobs in one question: squeue, then sacct for those that the controller has forgotten, then our own files.
+"""Finds the states of all jobs in one query: squeue, then sacct for those that the controller has forgotten, then our own files.
 
-A controller that does not answer is no failure of the jobs; it is asked less and less often.
+A silent controller does not fail jobs; it is asked less and less often.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.shared.run.files import read_json
 
 _LONGEST_PAUSE_SECONDS = 60.0
 _LOST_SECONDS = 120.0
-"""How long a job may be unknown, or known only as unfinished to an accounting that lags behind, before it is lost."""
+"""Seconds for which a job may be unknown, or unfinished to a lagging accounting, before it is lost."""
 
 
 class Watcher:
@@ -47,7 +47,7 @@ class Watcher:
         return self._known.get(_key(handle), JobState(Status.SUBMITTED))
 
     def _ask(self, handles: Sequence[Handle]) -> None:
-        """Bring ``handles`` up to date, unless Slurm was silent a moment ago."""
+        """Brings ``handles`` up to date, unless Slurm was silent a moment ago."""
         if time.monotonic() < self._silent_until:
             raise BackendError(self._silence)
         try:
@@ -62,19 +62,19 @@ class Watcher:
         accounts = self._accounts(doubtful) if doubtful else {}
         for handle in handles:
             self._take(handle, rows[_key(handle)], _ours(accounts.get(handle["job_id"]), handle))
-        # what has ended for us must not start after all, when nobody looks any more
+        # a job that counts as ended must not start unobserved
         still_there = [handle for handle in handles if (row := rows[_key(handle)]) is not None and not row.ended]
         self.client.cancel([handle["job_id"] for handle in still_there if self._state(handle).status.final])
 
     def _doubtful(self, handle: Handle, queued: Row | None) -> bool:
-        """Whether the accounting may know more: of what is gone from the queue, why it failed, or how its earlier runs ended."""
+        """Returns whether accounting may know more: why a job gone from the queue failed, or how earlier runs ended."""
         if queued is None or queued.state == "FAILED":
             return True
         unknown = queued.restarts != self._runs.get(_key(handle), (0, ()))[0]
         return (unknown or (queued.restarts > 0 and queued.ended)) and self.client.accounts
 
     def _take(self, handle: Handle, queued: Row | None, accounted: Row | None) -> None:
-        """Trust the controller for jobs that run, the accounting for those that ended, and the trial's result above both."""
+        """Trusts the controller for jobs that run, the accounting for those that ended, and the trial's result above both."""
         row = accounted if accounted is not None and accounted.ended else queued
         if row is not None:
             self._missing.pop(_key(handle), None)
@@ -101,7 +101,7 @@ class Watcher:
             raise Silent(str(error)) from None
 
     def _accounts(self, handles: Sequence[Handle]) -> dict[str, Row]:
-        """Empty when there is no accounting, or none that answers now."""
+        """Returns accounting's entries; empty without accounting, or if it does not answer now."""
         options = ("--noheader", "--parsable2", "--duplicates", f"--format={','.join(ACCOUNT_FIELDS)}")
         try:
             rows = read_accounts(self.client.output("sacct", *options, f"--jobs={_ids(handles)}"))
