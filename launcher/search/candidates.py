@@ -19,7 +19,7 @@ def candidates(case: Case, predicted: Estimate) -> Candidates:
 
 
 def needed(case: Case, predicted: Estimate) -> np.ndarray:
-    """Bytes of what runs out first: all of the device's memory, or what the trainer counts against ``run.memory_gb``."""
+    """Returns the bytes that run out first: all of the device's memory, or the share counted against ``run.memory_gb``."""
     if case.budget >= case.device.memory:
         return np.asarray(predicted.memory_total)
     return np.asarray(sum(predicted.memory[name] for name in COUNTED))

@@ -1,14 +1,13 @@
-"""Which way of serving to measure next, so that the front of time against cost is known with few measurements. Pure.
+"""Chooses the next way of serving to measure, so that few measurements determine the front of time against cost. Pure.
 
-Predictions are corrected by what was measured: log(measured / predicted) is a Gaussian process over logarithms of degrees and batch, a sum
-of errors that all points share, that those of similar layouts, of similar batches or of both share, and that a point has alone. The first
-moves no front, so nothing is believed about its size. How large the others are is learnt with every measurement (Student's t process; Shah
-et al. 2014).
+Predictions are corrected by measurements: log(measured / predicted) is a Gaussian process over logarithms of degrees and batch: errors
+shared by all points (which move no front, so their size has no prior), by similar layouts, by similar batches, by both, and one per point.
+Their size is learnt with every measurement (Student's t process; Shah et al. 2014).
 
-The front is that of the corrected values; what is behind it by less than the tolerance ties. Of every other point it is known how much
-it is expected to beat, by more than the tolerance, what stands in its way (expected improvement of a difference of two Gaussians). The
-next measurement is the one that leaves least of these gains to chance, be it of a challenger, of what stands in its way, or of a neighbour
-of both. The search ends when the largest gain is a small part of the tolerance.
+The front is that of the corrected values; points behind it by less than the tolerance tie. Every other point has an expected gain beyond
+the tolerance over the points in its way (expected improvement of a difference of two Gaussians). The next measurement, of a challenger, of
+its obstacle or of a neighbour, is the one that leaves least of these gains to chance. The search ends when the largest gain is a small part
+of the tolerance.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ benchmarks/published, their models left out of the fit of the constants."""
 OF_LAYOUTS, OF_BATCHES = 1.0, 1.8
 """Doublings of a degree, and of the batch, after which an error is mostly another one; from the same grids."""
 FIRM = 4.0
-"""Measurements after which what was measured says as much of the size of errors as what was believed before."""
+"""Weight of the prior size of errors, in measurements."""
 NOISE = 0.02
 """Standard error of a measurement, in logarithms."""
 SMALL = 0.05
@@ -38,9 +37,8 @@ SMALL = 0.05
 
 @dataclass
 class FrontSearch:
-    """``predicted`` (points,) are seconds; ``per_second`` what a second costs relative to the others, so that cost = seconds x that;
-    ``place`` (points, axes) are logarithms of base 2, the batch last; ``spread`` is the standard error of a
-    prediction against others of the same search, in logarithms."""
+    """Searches the front: ``predicted`` (points,) are seconds; cost = seconds x ``per_second``; ``place`` (points, axes) are logarithms
+    of base 2, the batch last; ``spread`` is the standard error of one prediction against others of the same search, in logarithms."""
 
     predicted: np.ndarray
     per_second: np.ndarray
@@ -50,7 +48,7 @@ class FrontSearch:
     measured: dict[int, float] = field(default_factory=dict)
 
     def tell(self, point: int, seconds: float) -> None:
-        """What a point was measured to take."""
+        """Records a point's measured seconds."""
         self.measured[point] = seconds
 
     def drop(self, point: int) -> None:
@@ -106,8 +104,8 @@ class FrontSearch:
         return COMMON**2 + self.spread**2 * (LAYOUT * layout + BATCH * batch + BOTH * layout * batch + ALONE * alone)
 
     def _gains(self, values: np.ndarray, covariance: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each of ``points``: the expected amount (in logarithms) by which it is faster, or costs less, than any of the answer, beyond
-        the tolerance; 0 where it is of the answer, or known and so is what beats it most; that one; the standard error between the two."""
+        """Returns for each of ``points`` the expected amount (in logarithms) beyond the tolerance by which it beats every answer (0 for
+        answers and known points); the answer in its way; the standard error between the two."""
         answer, seen = self.answer(values), list(self.measured)
         beaten = np.minimum(*behind(values, values * self.per_second, answer))[points]
         rivals = answer[np.argmax(beaten, axis=1)]
@@ -119,6 +117,6 @@ class FrontSearch:
 
 
 def behind(seconds: np.ndarray, cost: np.ndarray, best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How much slower and how much dearer (in logarithms) each point is than each of the points ``best``: twice (points, best). Where
-    both are above 0 it is beaten."""
+    """Returns how much slower and how much dearer (logarithms) each point is than each of ``best``: twice (points, best). It is beaten
+    where both are above 0."""
     return np.log(seconds)[:, None] - np.log(seconds[best]), np.log(cost)[:, None] - np.log(cost[best])

@@ -1,11 +1,9 @@
-"""Which trial to measure next, and when to stop: a pure state machine. A cluster and a table of measurements drive the same one.
+"""Chooses the next trial to measure, and when to stop: a pure state machine. A cluster and a table of measurements drive the same one.
 
-Order: the candidate with the largest expected gain for its expected price, P(it fits into memory) x E[how much faster than the best it
-is] / E[GPU-hours of the trial], runs next, so that a layout at the edge of memory is tried in the order of what it could win and never
-ruled out by a hard limit; that its trial would end early counts in its favour. Stop: when the probability that any untried candidate fits
-and beats the best by more than ``tolerance``, jointly over all of them, is below ``doubt``. Trials on fewer nodes are followed by trials of
-the best ones at full size. Where noise leaves open which of the best is faster, they are measured once more: the luckiest of several noisy
-measurements is not the fastest layout.
+Order: largest P(fits into memory) x E[gain over the best] / E[GPU-hours], so a layout at the edge of memory is tried in the order of its
+gain rather than excluded, and a trial that would end early is cheap. Stop: when the joint probability that any untried candidate fits and
+beats the best by more than ``tolerance`` is below ``doubt``. Trials on fewer nodes are followed by trials of the best at full size. Where
+noise leaves open which is faster, the best are measured once more: the luckiest of several noisy measurements is not the fastest layout.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from trainer.shared.records.outcome import Reason
 
 @dataclass(frozen=True)
 class SearchTrial:
-    """What to run: candidate ``index``, at the cluster's size or on as few nodes as keep its structure."""
+    """A proposed trial: candidate ``index``, at the cluster's size or on as few nodes as keep its structure."""
 
     index: int
     full: bool
@@ -43,7 +41,7 @@ class SearchTrial:
 
 @dataclass(frozen=True)
 class TrialObservation:
-    """What came of a trial. ``seconds`` is the median step time; infinite: it did not run, for ``reason``."""
+    """A trial's result. ``seconds`` is the median step time; infinite: it did not run, for ``reason``."""
 
     seconds: float = math.inf
     reason: Reason = Reason.ERROR
@@ -70,7 +68,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Small:
-    """The same candidates cut down to few nodes: what their trials are predicted to take and need."""
+    """The candidates scaled down to few nodes, with predicted times and memory of their trials."""
 
     parts: np.ndarray
     memory: np.ndarray
@@ -78,7 +76,7 @@ class Small:
 
 @dataclass(frozen=True)
 class Price:
-    """What each candidate's trial costs, in any one unit: when it runs to the end, and when memory runs out in its first step."""
+    """The price of each candidate's trial, in any one unit: run to the end, and out of memory in its first step."""
 
     whole: np.ndarray
     failed: np.ndarray
@@ -88,20 +86,20 @@ class Price:
 
 
 class AskTell(Protocol):
-    """What picks the trials of a search."""
+    """Picks the trials of a search."""
 
     def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
-        """Up to ``count`` trials to run now, or the reason to stop; a function of what was told so far."""
+        """Returns up to ``count`` trials to run now, or the reason to stop; a function of the results so far."""
 
     def tell(self, trial: SearchTrial, measured: TrialObservation) -> None:
-        """What came of a trial."""
+        """Records a trial's result."""
 
 
 P = TypeVar("P", bound=AskTell, covariant=True)
 
 
 class Searched(Protocol[P]):
-    """What a search looks through: it knows what each of its trials runs, and what is predicted of it."""
+    """The candidates of a search, with the configuration and prediction of each trial."""
 
     @property
     def config(self) -> Config: ...
@@ -138,7 +136,7 @@ class Policy:
         self.memory = MemorySurrogate(candidates, self.time.widths)
         self.tried: dict[int, float] = {}  # candidate -> estimated full-size step time; inf: did not run
         self.verified: dict[int, float] = {}
-        self.noise: dict[int, float] = {}  # relative standard error of what was measured last
+        self.noise: dict[int, float] = {}  # relative standard error of the last measurement
         self.repeated: set[int] = set()
         self.given_up: set[int] = set()
         self.strangers: set[int] = set()  # tried candidates that do not train the same model: they ran, and cannot win
@@ -176,8 +174,8 @@ class Policy:
         return np.asarray(np.where(self.untried, fits * believed.below(math.log(best) + self._margin), 0.0))
 
     def doubt(self, chances: np.ndarray, fits: np.ndarray) -> float:
-        """Probability that any of them does: by joint draws of the likeliest, which share most of their errors; what the others add at most
-        is added. The best itself is drawn too, since its measurement has an error."""
+        """Returns the probability that any does: by joint draws of the likeliest, which share most errors, plus an upper bound for the
+        others. The best is drawn too, since its measurement has an error."""
         order = np.argsort(-chances, kind="stable")
         rivals, rest = order[:CONTENDERS], float(chances[order[CONTENDERS:]].sum())
         rivals = rivals[chances[rivals] > 1e-6]
@@ -193,7 +191,7 @@ class Policy:
         return math.log1p(-min(self.settings.tolerance, 0.999))
 
     def _open_end(self, reason: str, believed: Mixture, fits: np.ndarray) -> Stop:
-        """The end for ``reason``, with what it leaves open."""
+        """Returns the end for ``reason``, with the open doubt."""
         if self.best_seconds() is None:
             return Stop(reason)
         chances = self.chances(believed, fits)
@@ -208,7 +206,7 @@ class Policy:
         return [self._trial(int(i)) for i in order if worth[i] > 0]
 
     def tell(self, trial: SearchTrial, measured: TrialObservation) -> None:
-        """Learn from a finished trial. Infrastructure failures do not update the model but count against the budget."""
+        """Learns from a finished trial. Infrastructure failures do not update the model but count against the budget."""
         index = trial.index
         parts, memory = (self.candidates.parts, self.candidates.memory) if trial.full else (self.small.parts, self.small.memory)
         self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
@@ -255,7 +253,7 @@ class Policy:
         return fastest(self.time, fits)
 
     def grid_gpu_hours(self, steps: int, world_size: int) -> float:
-        """What it would take to run every candidate for ``steps`` steps at full size, by the corrected model and the starts measured."""
+        """Returns the price of running every candidate for ``steps`` steps at full size, by the corrected model and measured starts."""
         start = median(self.starts) if self.starts else self.settings.start_s
         seconds = np.exp(self.time.posterior().mean) * self.memory.fits() * steps + start
         return float(seconds.sum() * world_size / 3600)
@@ -292,8 +290,8 @@ class Policy:
         return next((SearchTrial(i, True, None, 1) for i in (best, *rivals) if rivals and i not in self.repeated), None)
 
     def _open(self, best: int, other: int) -> bool:
-        """Whether the one that measured slower may well be faster by more than the tolerance. One that was given up is not measured
-        again: its steps were too slow to win."""
+        """Returns whether the slower one may be faster by more than the tolerance. One that was ended early is not measured again: its
+        steps were too slow to win."""
         if min(self.noise[best], self.noise[other]) <= 0 or self.given_up & {best, other}:
             return False
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))
@@ -301,12 +299,12 @@ class Policy:
 
 
 def at_most(settings: SearchConfig, trials: int, count: int) -> int:
-    """How many of ``count`` more trials are left of ``search.max_trials``."""
+    """Returns how many of ``count`` more trials ``search.max_trials`` permits."""
     return count if settings.max_trials is None else min(count, settings.max_trials - trials)
 
 
 def limit_reached(settings: SearchConfig, trials: int, gpu_hours: float, hours: float) -> str | None:
-    """Why a search ends that has spent so much; None: it may go on."""
+    """Returns why the budget ends the search; None: it may go on."""
     for name, spent in (("max_trials", trials), ("max_gpu_hours", gpu_hours), ("max_hours", hours)):
         limit = getattr(settings, name)
         if limit is not None and spent >= limit:

@@ -31,7 +31,7 @@ SHARDED = ("params", "grads", "optimizer")
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """The candidates of a search: rows of a plan, the small trials that stand for them, and what is predicted of both."""
+    """The candidates of a search: rows of a plan, their scaled-down trials, and predictions of both."""
 
     config: Config
     table: np.ndarray  # layouts at full size
@@ -39,7 +39,7 @@ class SearchProblem:
     small_table: np.ndarray
     small_batch: np.ndarray  # sequences of a step of the small trial
     small: Small
-    widths: Widths  # of what is predicted
+    widths: Widths  # of predictions
 
     def policy(self) -> Policy:
         """The search of these candidates, from its beginning."""

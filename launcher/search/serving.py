@@ -1,8 +1,7 @@
-"""The search for the front of an inference on a cluster: which way of serving is tried next, what its trial runs, what is known in the
-end. Pure.
+"""Searches the front of inference on a cluster: the next candidate, its trial's configuration, the final answer. Pure.
 
-The candidates are the rows of a plan that may be on the front. A trial serves one replica, or as many as the row has (``search.nodes``);
-what it is off by counts for the row. ``FrontSearch`` picks; then the rows that would be recommended are measured, too.
+The candidates are the rows of a plan that may be on the front. A trial serves one replica, or as many as the row (``search.nodes``); its
+error holds for the row. ``FrontSearch`` picks; then the rows to be recommended are measured, too.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class ServingProblem:
 
     @cached_property
     def small(self) -> InferenceEstimate:
-        """What is predicted of the trials."""
+        """Returns the trials' predictions."""
         table = self.planned.table[self.rows].copy()
         work = self.config.workload
         share = None if work.rate is None else work.rate * self.replicas / table["replicas"]
@@ -57,8 +56,8 @@ class ServingProblem:
 
     @cached_property
     def scaled(self) -> np.ndarray:
-        """Which candidates are slower or faster than their trials, by what is predicted of both: replicas that a trial leaves out share the
-        cores of a host, or its memory's rate, with those that it has. What such a trial measures is scaled by the ratio."""
+        """Returns the predicted ratio of each candidate's time to its trial's: replicas that a trial omits share a host's cores or memory
+        bandwidth. Measurements are scaled by it."""
         return ~np.isclose(np.asarray(self.planned.estimate.latency)[self.rows], self.small.latency, rtol=1e-6)
 
     def trial_config(self, trial: SearchTrial) -> Config:
@@ -86,7 +85,7 @@ class ServingProblem:
         return parts, float(np.broadcast_to(total(e.memory), self.rows.shape)[i])
 
     def interval(self, trial: SearchTrial) -> None:
-        """Of requests none is shown."""
+        """Has no interval to show: requests have no steps."""
 
     def words(self, trial: SearchTrial) -> list[str]:
         """The overrides that keep the plan to the trial's row."""
@@ -100,7 +99,7 @@ class ServingProblem:
 
 @dataclass
 class ServingPolicy:
-    """``FrontSearch`` over the candidates of a problem; what was measured of them."""
+    """Runs ``FrontSearch`` over the candidates of a problem; holds their measurements."""
 
     problem: ServingProblem
     seen: dict[int, TrialObservation] = field(default_factory=dict)
@@ -135,7 +134,7 @@ class ServingPolicy:
         return [SearchTrial(i, self.problem.config.search.nodes == "full", self._hopeless_above(i)) for i in found]
 
     def tell(self, trial: SearchTrial, measured: TrialObservation) -> None:
-        """Learn from a trial. One that ran out of memory says the same of larger batches of its layout."""
+        """Learns from a trial. One that ran out of memory says the same of larger batches of its layout."""
         self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
         self.seen[trial.index] = measured
         if measured.ran:
@@ -157,8 +156,8 @@ class ServingPolicy:
         return np.asarray(self.problem.planned.estimate.latency)[self.problem.rows]
 
     def plan(self, measured_only: bool) -> InferencePlan:
-        """The plan of the candidates, their times corrected by what was measured; ``measured_only``: of those that ran, the result.
-        What is no candidate is corrected by nothing, and would look better than what is where all are slower than predicted."""
+        """Returns the candidates' plan with corrected times; ``measured_only``: of measured ones, the result. Other rows have no
+        correction, and would look better where all are slower than predicted."""
         planned, rows = self.problem.planned, self.problem.rows
         first, further, fails = np.ones(len(planned.table)), np.ones(len(planned.table)), np.zeros(len(planned.table), dtype=bool)
         seconds = self.search.corrected()[0]
@@ -190,8 +189,8 @@ class ServingPolicy:
 
 
 def serving_problem(config: Config, planned: InferencePlan) -> ServingProblem:
-    """Candidates for the rows of ``planned`` that may be on the front, or keep the limits best. ``ConfigError`` for what cannot be
-    tried."""
+    """Returns candidates for the rows of ``planned`` that may be on the front or keep the limits best. Raises ``ConfigError`` for rows that
+    cannot be tried."""
     _check_own(config)
     rows = np.flatnonzero(planned.possible)
     if not len(rows):

@@ -1,7 +1,7 @@
-"""What the steps of a trial tell: how well its step time is known, and whether it can still win. Pure.
+"""Judges the steps of a trial: how well its step time is known, and whether it can still win. Pure.
 
-Steps are those after the warm-up. Of the warm-up all but the first (``warm``) are asked whether they agree: the first does what is done
-once, and the others are like those that follow in most logs (``benchmarks/step_times.csv``).
+Steps are those after the warm-up. The warm-up's, except the first (``warm``), must agree with them: the first does one-time work, the
+others are like later ones in most logs (``benchmarks/step_times.csv``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from launcher.config.uncertainty import shipped_widths
 from trainer.shared.records.outcome import Reason
 
 FEW_STEPS = 3
-"""Steps that say by their median what a trial takes, whatever one of them is, and below which they do not say how much they scatter."""
+"""Steps whose median is robust against an outlier; fewer do not tell their scatter."""
 OWN_STEPS = 4
 """Steps whose quartiles say how much they scatter."""
 SURELY, LEAST_ABOVE = 3.0, 1.01
@@ -25,7 +25,7 @@ USUAL_SCATTER = 0.009
 
 
 def enough_of(settings: SearchConfig) -> float:
-    """Relative standard error to which a step time has to be known: ``search.enough``, or half of what does not matter."""
+    """Returns the relative standard error at which a step time is known: ``search.enough``, or half of the tolerance."""
     return settings.tolerance / 2 if settings.enough is None else settings.enough
 
 
@@ -38,20 +38,19 @@ def expected_steps(settings: SearchConfig, steps: int, warmup_steps: int) -> int
 def ending(
     steps: Sequence[float], warm: Sequence[float], prune_above_s: float | None, scatter: float | None, enough: float
 ) -> Reason | None:
-    """Why a trial may end after ``steps``; None: it goes on. ``scatter``: relative standard error of a single step by earlier trials."""
+    """Returns why a trial may end after ``steps``; None: it goes on. ``scatter``: relative standard error of a single step by earlier
+    trials."""
     if cannot_win(steps, prune_above_s, scatter, warm):
         return Reason.CANNOT_WIN
     return Reason.MEASURED if enough and known_to(steps, scatter, warm) <= enough else None
 
 
 def noise_of(steps: Sequence[float], scatter: float | None = None) -> float:
-    """Relative standard error of the median of ``steps``: 1.25 standard deviations over root n, the deviation from the quartiles.
+    """Returns the relative standard error of the median of ``steps``: 1.25 standard deviations over root n, from the quartiles.
 
-    Fewer than ``OWN_STEPS`` cannot say how much they scatter: what they differ by is added to what a step is known to be off, by those of
-    earlier trials (``scatter_of``); without any, by a run of ``OWN_STEPS``, which is off by as much as published repeats are.
-
-    Where the first and the second half differ by more than that allows, the machine's speed drifts (others use it), and half of their
-    difference is the error that more steps of the same moment would not lower.
+    Fewer than ``OWN_STEPS`` do not tell their scatter: their range is added to the error by earlier trials (``scatter_of``), else to that
+    of published repeats. Where the halves differ by more than that, the machine's speed drifts, and half of their difference is an error
+    that more steps of the same moment would not lower.
     """
     if not steps:
         return 0.0  # of nothing
@@ -89,11 +88,11 @@ def known_to(steps: Sequence[float], scatter: float | None, warm: Sequence[float
 
 
 def cannot_win(steps: Sequence[float], prune_above_s: float | None, scatter: float | None = None, warm: Sequence[float] = ()) -> bool:
-    """Whether the measured ``steps`` show that a trial cannot win: even its fastest is above ``prune_above_s`` and its median 1 % more. The
-    fastest of a few steps is a safe lower bound of the median that all steps would have.
+    """Returns whether the measured ``steps`` prove that a trial cannot win: even the fastest is above ``prune_above_s`` and the median 1 %
+    more.
 
-    Of fewer than ``FEW_STEPS`` it is one if earlier trials have told by how much single steps scatter: all of them, and those of the
-    warm-up but the first (``warm``), are ``SURELY`` times that above. A hiccup would have to last for several steps.
+    Fewer than ``FEW_STEPS`` count if earlier trials told the scatter and all of them, with the warm-up but its first (``warm``), are
+    ``SURELY`` times that above. A hiccup would have to last for several steps.
     """
     if prune_above_s is None or not steps:
         return False

@@ -1,8 +1,8 @@
-"""The candidates of a search, and what is believed of their memory, given the cost model and the trials measured so far. Pure numpy.
+"""The candidates of a search, and a belief of their memory from the cost model and the trials so far. Pure numpy.
 
-What is believed of their step times is ``launcher.cost.uncertainty``. The need for memory is off by one factor for the cluster and by noise
-per layout. A trial that ran says that its need was below the capacity, one that ran out says that it was above, a measured peak says how
-much it was. The factor's distribution is kept on a grid.
+Step times are ``launcher.cost.uncertainty``'s. Needed memory is wrong by one factor for the cluster and noise per layout. A trial that ran
+bounds its need from above by the capacity, one that ran out from below; a measured peak gives it. The factor's distribution is kept on a
+grid.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from launcher.cost.uncertainty import Traits
 
 @dataclass(frozen=True)
 class Candidates:
-    """What the cost model says of each candidate; arrays over candidates."""
+    """The cost model's predictions of the candidates; arrays over candidates."""
 
-    parts: np.ndarray  # (n, k) seconds by the time part that they hang on; their sum is the predicted step time
+    parts: np.ndarray  # (n, k) seconds by time part; their sum is the predicted step time
     memory: np.ndarray  # (n,) predicted peak in bytes
     features: np.ndarray  # (n, f) coordinates of the layout
     capacity: float  # bytes of the device
@@ -55,7 +55,7 @@ class MemorySurrogate:
         self.log_weight = -0.5 * (self.grid / self.widths.memory) ** 2
 
     def observe(self, predicted: float, ran: bool, peak: float = 0.0) -> None:
-        """A trial predicted to need ``predicted`` bytes ran or ran out of memory; ``peak`` is what it was seen to use, if it was."""
+        """Updates with a trial predicted to need ``predicted`` bytes that ran or ran out of memory; ``peak``: measured bytes, if any."""
         if peak:
             self.log_weight += -0.5 * ((np.log(peak / predicted) - self.grid) / self.widths.memory_layout) ** 2
             return

@@ -19,7 +19,7 @@ OWN = ("data.path", "tune.base", "run.task", "run.checkpoint.dir", "run.checkpoi
 
 
 def plan(stages: Sequence[Stage], overrides: Sequence[str], own: Path | None = None) -> list[PlannedStage]:
-    """Plans every stage in order. ``overrides`` concern all stages. ``ConfigError`` with the stage's name for what is wrong."""
+    """Plans every stage in order. ``overrides`` apply to all stages. Raises ``ConfigError`` with the stage's name."""
     planned: dict[str, PlannedStage] = {}
     composed = cache(lambda *words: compose(words, own))  # stages often say the same
     root = Path(os.path.abspath(composed(*overrides).sweep.dir)) / "stages"

@@ -1,5 +1,5 @@
-"""What stages are expected to take: trainings by the cost model, those that read a model's weights by that of inference with this
-project's own generator, None where the hardware has no rate; those that one process does by rates that were measured."""
+"""Predicts stages: trainings by the cost model, readers of a model's weights by that of inference with this project's generator,
+single-process ones by measured rates; None where the hardware has no rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 BYTES_PER_TOKEN = 1
-"""Of a prompt: a token is at least a byte, so this is the most tokens that it can have."""
+"""Least bytes per token of a prompt, which bound its tokens."""
 START_S, LEARNT_PER_S, ENCODED_PER_S, CONVERTED_PER_S = 1.5, 4.4e6, 2.6e6, 65e6
 """Seconds of one core: to import torch; bytes of the standard library of which a tokenizer of 8192 tokens is learnt, and that it encodes;
 weights of the slowest form that are converted."""
@@ -26,7 +26,7 @@ RESTS_ON = (
 
 @dataclass(frozen=True)
 class Expected:
-    """Seconds, bytes of the fullest rank, what it has, and the probability that they fit."""
+    """Seconds, bytes of the fullest rank, its capacity, and the probability that they fit."""
 
     seconds: float
     memory_bytes: float
@@ -72,7 +72,7 @@ def of_generation(config: Config, prompts: Sequence[str], tokens: int) -> Expect
 
 
 def fitting(config: Config, known: Expected | None, raised: str = "layout.tensor or layout.pipeline") -> float | None:
-    """Returns the seconds of ``known``, where something is known. ``ConfigError`` for what cannot fit into memory."""
+    """Returns the seconds of ``known`` stages. Raises ``ConfigError`` if one cannot fit into memory."""
     if known is None:
         return None
     from launcher.cost.thresholds import CANNOT_FIT

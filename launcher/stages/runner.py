@@ -1,5 +1,5 @@
-"""Runs planned stages as the trials of one sweep, each after those that it needs. Whoever comes after a killed launcher makes what is
-missing: a trial's id is its stage's, its job is found again by that name, and what is whole is not made again.
+"""Runs planned stages as the trials of one sweep, in dependency order. A new launcher resumes where a killed one stopped: a trial's id is
+its stage's, its job is found again by that name, and complete artifacts are reused.
 
     <root>/trials/ID/           the stage's record, configuration and logs, as of any trial
     <root>/stages/ID/artifact/  what it made; whole when it has its manifest
@@ -29,12 +29,12 @@ from trainer.shared.run.files import look_again
 from trainer.shared.run.read import SECTION, to_dict
 
 VISIBLE_SECONDS = 10.0
-"""How long what a node made may stay unseen here (caches of NFS)."""
+"""Seconds for which another node's artifact may stay invisible here (caches of NFS)."""
 
 
 @dataclass
 class Outcome:
-    """How a stage came out: done, reused, failed, upstream failed, stopped; submitted where nobody waits for it."""
+    """Outcome of a stage: done, reused, failed, upstream failed, stopped; submitted where nobody waits for it."""
 
     planned: PlannedStage
     status: str
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def run_stages(pipeline: str, planned: Sequence[PlannedStage], observers: Sequence[Observer] = ()) -> list[Outcome]:
-    """Run ``planned``, but what is there already. What stands behind a stage that failed is not run; all else is."""
+    """Runs ``planned`` stages that have no artifact. Stages behind a failed one are skipped; all others run."""
     made = {item.id for item in planned if item.made is not None}
     store = Store(planned[0].config.sweep.dir)
     if len(made) == len(planned) and not any(store.load(item.id).status in UNDER_WAY for item in planned):
@@ -68,8 +68,8 @@ def check_inputs_there(planned: Sequence[PlannedStage], chosen: Sequence[Planned
 
 
 def check_stages(pipeline: str, chosen: Sequence[PlannedStage]) -> None:
-    """``ConfigError``, with the stage's name, for what would keep a stage that is to be run from being submitted, as far as this machine
-    can tell: its request is written as its place would get it. Nothing is asked of a cluster, and nothing is left behind."""
+    """Raises ``ConfigError``, with the stage's name, if this machine can tell that a stage could not be submitted: renders its request.
+    Asks no cluster and leaves nothing behind."""
     first = chosen[0].config.sweep
     store, missing = Store(first.dir), [item for item in chosen if item.made is None]
     if missing:
@@ -109,7 +109,7 @@ def _outcome(item: PlannedStage, record: Record) -> Outcome:
     return Outcome(item, record.status.value, words, seconds)
 
 
-_UNSEEN = "its job is done, and what it made is not seen here; share sweep.dir with the nodes, under one path"
+_UNSEEN = "its job is done, but its artifact is not visible here; share sweep.dir with the nodes, under one path"
 
 
 def _visible(item: PlannedStage) -> bool:

@@ -1,8 +1,8 @@
-"""One stage of a pipeline, and what is known of it before it runs. A kind of stage is a subclass (``launcher.stages.kinds``).
+"""One stage of a pipeline before it runs. A kind of stage is a subclass (``launcher.stages.kinds``).
 
-A stage's id is a hash of its resolved configuration and of the identities of its inputs: the id of the stage that makes one, the digest
-of a folder. So it is known before anything runs; what has that id and is whole is not made again. Where a stage runs (cluster, tracking)
-is not part of it.
+A stage's id is a hash of its resolved configuration and the identities of its inputs (the id of the stage that makes one, the digest of a
+folder), so it is known before anything runs; a complete artifact of that id is reused. The place of execution (cluster, tracking) is
+excluded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ArtifactKinds = Mapping[str, tuple[ArtifactKind, ...]]
 MODEL = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE)
 """The kinds from which weights are read."""
 _PLAIN, _NOT_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*"), ("null", "true", "false", "inf", "nan")
-"""What Hydra reads back as the same text without quotes, but for these words."""
+"""Text that Hydra reads back unchanged without quotes, except for these words."""
 
 
 @dataclass
@@ -104,9 +104,10 @@ class Stage:
         return self.takes
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        """Plans its work with the composed ``config``, after the stages ``before``. ``ConfigError`` for what is wrong with it.
+        """Plans its job from the composed ``config``, after the stages ``before``. Raises ``ConfigError``.
 
-        The default is what one process does by the settings alone, with the model that it takes."""
+        By default a single process works by the settings alone, with its input model.
+        """
         settings, makes = to_dict(self.typed()), self.known(before)
         config = _one_process(config, makes.model if makes else config.model)
         return StagePlan(config=config, content=settings, settings=settings, makes=makes)
@@ -187,7 +188,7 @@ class PlannedStage(StagePlan):
 
     @property
     def run(self) -> StageRun:
-        """Returns what its ranks are told."""
+        """Returns the ranks' settings."""
         stage, folder = self.stage, str(self.artifact_folder)
         sources = {name: str(path) for name, path in self.sources.items()}
         made_by = {name: source for name, source in stage.inputs.items() if not is_folder(source)}
@@ -212,7 +213,7 @@ def check_tokenizer(stage: Stage) -> None:
 
 
 def _one_process(config: Config, model: ModelConfig) -> Config:
-    """Resolves the configuration of one process: where it runs, what it prepares or which model it carries; not the trainer."""
+    """Resolves the configuration of one process: its place, and the model or corpus; no trainer."""
     run = dataclasses.replace(config.run, global_batch=1, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
     cluster = config.cluster
     if cluster.runs_here:  # how much room this machine has is said by those that are runs on ranks

@@ -1,4 +1,4 @@
-"""A trial that this launcher runs: its record, its backend, and what need not survive the launcher."""
+"""A trial that this launcher runs: its record, its backend, and state that need not survive the launcher."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ActiveTrial:
 
     @property
     def handle(self) -> Handle:
-        """Of its job; only a submitted trial has one."""
+        """Handle of its job; only a submitted trial has one."""
         assert self.record.handle is not None, "a submitted trial has a handle"
         return self.record.handle
 
@@ -84,20 +84,20 @@ class ActiveTrial:
 
     @property
     def unmet(self) -> list[ActiveTrial]:
-        """What it needs and is not done."""
+        """Dependencies that are not done."""
         if self.any_need and (self.some_there or any(need.ended and need.record.status is Status.DONE for need in self.needs)):
             return [need for need in self.needs if not need.ended]
         return [need for need in self.needs if not (need.ended and need.record.status is Status.DONE)]
 
     @property
     def lost(self) -> ActiveTrial | None:
-        """What it needs and will not be done."""
+        """First dependency that will never be done."""
         lost = [need for need in self.unmet if need.ended]
         return None if self.any_need and len(lost) < len(self.needs) else next(iter(lost), None)
 
     @property
     def lost_words(self) -> str:
-        """Which stage failed, or the one before that one which did; empty if none has."""
+        """Name of the failed stage, directly before or further up; empty without one."""
         if self.lost is None:
             behind = [words for need in self.unmet if (words := need.lost_words)]
             return "" if not behind or (self.any_need and len(behind) < len(self.needs)) else behind[0]
@@ -115,13 +115,13 @@ class ActiveTrial:
             raise ConfigError(f"the layout needs {needed} ranks, and cluster.max_processes={capacity} allows fewer at once; raise it")
 
     def refresh(self, stored: Record) -> None:
-        """Take over what another launcher wrote of the trial's attempts."""
+        """Adopts another launcher's attempts at the trial."""
         for name in [f.name for f in dataclasses.fields(stored) if f.name not in _OF_PLAN]:
             setattr(self.record, name, getattr(stored, name))
 
 
 _OF_PLAN = {"id", "directory", "overrides", "config", "cluster", "world_size", "sweep", "created", "predicted", "launcher", "commit"}
-"""What a record says of the planned trial; the rest is what became of its attempts."""
+"""Fields of a record that describe the planned trial; the others describe its attempts."""
 
 
 def by_backend(trials: Sequence[ActiveTrial]) -> list[tuple[Backend, list[ActiveTrial]]]:

@@ -1,4 +1,4 @@
-"""``trireme train --dry-run``: print what would be submitted, start nothing, write nothing."""
+"""``trireme train --dry-run``: prints each request without starting or writing anything."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from trainer.shared.run.rules import world_size_of
 
 
 def print_requests(points: Sequence[Point], mode: str) -> None:
-    """The exact script, manifest or command of every point, as its backend renders it; pruned points with their reason.
+    """Prints the exact script, manifest or command of every point, as its backend renders it; pruned points with their reason.
 
-    ``mode`` is ``client``, or ``server``: also ask the place what it would answer. ``ConfigError`` at the end for what it would refuse.
+    ``mode`` is ``client``, or ``server``: also ask the scheduler for its answer. Raises ``ConfigError`` at the end for jobs that it would
+    refuse.
     """
     refused: list[str] = []
     with Backends() as backends:
@@ -35,7 +36,7 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
 
 
 def _print_request(config: Config, overrides: Sequence[str], backend: Backend, mode: str) -> str | None:
-    """Print one trial's request, and the place's answer to it; returned where it is a refusal."""
+    """Prints one trial's request, and the place's answer to it; returned where it is a refusal."""
     job = _job(config)
     request = backend.render(job)
     _comment(f"trial {job.trial}: {' '.join(overrides)}")
@@ -62,5 +63,5 @@ def _job(config: Config) -> Job:
 
 
 def _comment(text: str) -> None:
-    """Every line as a comment: what is printed may be run as a script, and an override's value can have several lines."""
+    """Comments out every line: the output may be run as a script, and an override's value can have several lines."""
     print("\n".join(f"# {line}" for line in text.splitlines()))

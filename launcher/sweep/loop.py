@@ -1,6 +1,6 @@
-"""The loop that takes trials from planned to ended: claim, submit, poll, settle; over any backends, many trials at once.
+"""Takes trials from planned to ended: claim, submit, poll, settle; over any backends, many trials at once.
 
-``submitter`` claims and submits, ``poller`` follows, ``stopping`` cancels, ``settlement`` judges what has ended; ``state`` is what they
+``submitter`` claims and submits, ``poller`` follows, ``stopping`` cancels, ``settlement`` judges ended jobs; ``state`` is what they
 share. Every decision is on disk before it is acted on, so that another launcher can continue from any moment.
 """
 
@@ -66,11 +66,11 @@ class Loop:
             time.sleep(TICK_SECONDS)
 
     def interrupt(self, words: str) -> None:
-        """Make ``run`` end soon, at any time, for example from a signal handler. ``words`` say why."""
+        """Makes ``run`` end soon, at any time, for example from a signal handler. ``words`` say why."""
         self._state.interrupted = words
 
     def catch_up(self, trials: Iterable[ActiveTrial]) -> None:
-        """Poll once trials under way that no launcher follows, and settle those that have ended. Nothing is submitted.
+        """Polls once the trials under way that no launcher follows, and settles those that have ended. Nothing is submitted.
 
         ``BackendError`` names the backends that did not answer, after all others have been asked.
         """
@@ -85,7 +85,7 @@ class Loop:
             raise BackendError("; ".join(dict.fromkeys(silent)))
 
     def forget(self, trials: Iterable[ActiveTrial], words: str) -> list[Record]:
-        """Give up trials that no launcher runs, without asking their places. Those that another launcher holds are returned."""
+        """Gives up trials that no launcher runs, without asking their places. Those that another launcher holds are returned."""
         trials = list(trials)
         claimed = [trial for trial in trials if self._state.claim(trial)]
         for trial in claimed:
@@ -98,7 +98,7 @@ class Loop:
         return [trial.record for trial in trials if trial not in claimed]
 
     def end(self, trials: Iterable[ActiveTrial], patience_s: float) -> list[Record]:
-        """Stop trials that no launcher runs. Those that another launcher holds are returned.
+        """Stops trials that no launcher runs. Those that another launcher holds are returned.
 
         ``BackendError`` when a backend does not answer, if not sooner then after ``patience_s``.
         """

@@ -47,7 +47,7 @@ class Multirun:
         self._mirrors: dict[tuple[str, str], process.MlflowMirror] = {}  # a sweeper may come back with more jobs for the same sweep
 
     def train(self, composed: DictConfig) -> float:
-        """Run one composed job; its step time in seconds."""
+        """Runs one composed job; its step time in seconds."""
         try:
             return self.run([(self.overrides, to_config(composed))])[0]
         except (ConfigError, OSError) as error:  # Hydra would print its own words first
@@ -55,7 +55,7 @@ class Multirun:
             return math.inf
 
     def run(self, jobs: Sequence[tuple[Sequence[str], Config]], more: bool = False) -> list[float]:
-        """Run composed jobs as one sweep; the step time of each in seconds, infinite where none was measured. ``ConfigError`` where none
+        """Runs composed jobs as one sweep; the step time of each in seconds, infinite where none was measured. ``ConfigError`` where none
         can be run, unless ``more`` may come."""
         if not jobs:
             raise ConfigError("there is nothing to run: range() or glob() in an override stands for no value; give it some")
@@ -84,8 +84,7 @@ class Multirun:
         return [_objective(record) for record in records]
 
     def finish(self, patience_s: float | None = None) -> None:
-        """The command ends: what MLflow does not have yet is copied while it waits, if there is a measurement to wait for, or in the
-        background."""
+        """Ends the command: copies the rest to MLflow, waiting if something was measured, else in the background."""
         measured = all(record.status.final for record in self.records)
         for mirror in [mirror for mirror in self._mirrors.values() if mirror.begun]:  # of a sweep that was refused there is nothing to copy
             mirror.finish(patience_s if measured else 0)
@@ -100,7 +99,7 @@ class Multirun:
 
 
 def launch(context: Any, task: MethodType, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
-    """What Hydra's launcher plugin does: compose every job before anything is started, then run all as one sweep.
+    """Composes every job before it starts any, then runs all as one sweep: the work of Hydra's launcher plugin.
 
     ``task`` is the ``train`` of a ``Multirun``.
     """
@@ -125,7 +124,7 @@ def launch(context: Any, task: MethodType, config: DictConfig, job_overrides: Se
 
 
 def _starts_something(points: Sequence[Point], settings: SweepConfig) -> bool:
-    """Whether a trial will be submitted that neither has an answer nor is under way."""
+    """Returns whether some trial has neither a result nor a running job."""
     store = Store(settings.dir)
     records = (store.load(point.trial) for point in points if point.config is not None)
     return any(settings.rerun or not (record.answered() or record.status in (Status.SUBMITTED, Status.RUNNING)) for record in records)
@@ -151,7 +150,7 @@ def _say_predictions(points: Sequence[Point]) -> None:
 
 
 def _say_grid(config: Config) -> None:
-    """Which rank holds which part; ``--dry-run`` also prints it for clusters too large to read at a glance."""
+    """Prints which rank holds which part; ``--dry-run`` also prints large clusters."""
     if config.layout.tensor * config.layout.pipeline * (config.layout.data or 1) <= 64:
         say(Mesh.of(config.layout).picture(config.cluster.gpus_per_node))
 
@@ -166,13 +165,13 @@ def _say_what_next(name: str, records: Sequence[Record], settings: SweepConfig) 
 
 
 def dir_option(folder: str) -> str:
-    """What a verb needs to find the trials in ``folder``, with a space before it; empty for the usual one. A name that begins with a dash
-    would be taken for an option."""
+    """Returns the options with which a verb finds the trials in ``folder``, after a space; empty for the default. Guards names with a
+    leading dash."""
     return "" if folder == SweepConfig().dir else f" --dir{'=' if folder.startswith('-') else ' '}{shlex.quote(folder)}"
 
 
 def sweep_name(overrides: Sequence[str]) -> str:
-    """The same command means the same sweep: a name from the overrides, in any order."""
+    """Derives the sweep's name from the overrides in any order, so that the same command continues it."""
     return "sweep-" + hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:8]
 
 
@@ -200,7 +199,7 @@ def _point(overrides: Sequence[str], config: Config) -> Point:
 
 
 def _prediction(config: Config) -> Prediction | None:
-    """What the cost model says, where the hardware is known: on unnamed machines there is nothing to predict from."""
+    """Returns the prediction if the hardware is known."""
     if not config.cluster.hardware.peak_tflops.get(config.run.precision) or config.cluster.network_unknown:
         return None
     return predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)

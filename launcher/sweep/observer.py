@@ -1,4 +1,4 @@
-"""Who follows a sweep while it runs: progress on the terminal, the MLflow mirror, a search."""
+"""The protocol for followers of a running sweep: progress on the terminal, the MLflow mirror, a search."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ from trainer.shared.run.rules import world_size_of
 Tell = Callable[[JobState, dict[str, Any] | None], None]
 
 _END_SECONDS = 60.0
-"""How long an interrupted job is waited for: a rank may have to be killed."""
+"""Seconds to wait for an interrupted job: a rank may have to be killed."""
 _ROOM_SECONDS = 10.0
-"""How often a place that took no more jobs is asked again."""
+"""Seconds between submissions to a full queue."""
 
 
 class JobError(BackendError):
@@ -53,11 +53,11 @@ def run_job(
     watch: Callable[[Path], object] = lambda folder: None,
     on_signal: Callable[[int, FrameType | None], None] = leave,
 ) -> dict[str, Any]:
-    """Run a resolved ``config`` once and return its ``result.json``. ``tell`` is called with its state and the newest line of its metrics.
+    """Runs a resolved ``config`` once and returns its ``result.json``. Calls ``tell`` with its state and newest metrics.
 
-    Its folder is where trials are, so that all nodes see it, and is always removed. ``stage`` says what it does beside its configuration
-    and which folders that takes; ``watch`` is called with its folder while the job runs, and once more when it has ended. ``JobError`` when
-    the job fails, ``ConfigError`` when the cluster cannot be used or does not see these folders.
+    Its folder is where trials are, so that all nodes see it, and is always removed. ``stage`` holds the job's further settings and folders;
+    ``watch`` is called with its folder while the job runs, and once more when it has ended. Raises ``JobError`` if the job fails,
+    ``ConfigError`` if the cluster cannot be used or does not see these folders.
     """
     check_installed(config, name)
     check_folder(config.sweep.dir, "sweep.dir")
@@ -83,7 +83,7 @@ def run_job(
 
 
 def _follow(backend: Backend, job: Job, tell: Tell, watch: Callable[[Path], object]) -> dict[str, Any]:
-    """Submit the job and wait for its end; interrupted, end it first."""
+    """Submits the job and waits for its end; if interrupted, ends it first."""
     request = backend.render(job)
     job.request_path.parent.mkdir(parents=True, exist_ok=True)
     job.request_path.write_text(request.text)
@@ -125,7 +125,7 @@ def _submit(backend: Backend, request: Request) -> Handle:
 
 
 def _await_files(job: Job, state: JobState, patience_s: float) -> None:
-    """Wait for the files of the ranks: a network file system may show them late."""
+    """Waits for the files of the ranks: a network file system may show them late."""
     deadline = time.monotonic() + patience_s
     while patience_s:
         look_again(job.directory)
@@ -137,7 +137,7 @@ def _await_files(job: Job, state: JobState, patience_s: float) -> None:
 
 
 def _end(backend: Backend, job: Job, handle: Handle | None) -> None:
-    """Cancel the job and wait for its end, so that its folder can be removed."""
+    """Cancels the job and waits for its end, so that its folder can be removed."""
     if handle is None:
         return
     backend.cancel([handle])
@@ -148,7 +148,7 @@ def _end(backend: Backend, job: Job, handle: Handle | None) -> None:
 
 
 def _failure(job: Job, verdict: Verdict) -> str:
-    """Why the job failed; if nothing says why, the last line of rank 0."""
+    """Returns why the job failed; without a reason, the last line of rank 0."""
     reason = f"{verdict.reason.value}: " if verdict.reason else ""
     log = job.log_path(0)
     last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []

@@ -1,4 +1,4 @@
-"""Following submitted trials: ask their backends, record what has changed, and notice when a job has ended or should be."""
+"""Follows submitted trials: polls their backends, records changes, and notices jobs that have ended or should."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.shared.run.files import look_again
 log = logging.getLogger(__name__)
 
 _ROOM_SECONDS = 30.0
-"""How long a job may hold part of its nodes while it waits for the rest; twice as long each time that it has been withdrawn."""
+"""Seconds for which a job may hold part of its nodes while it waits for the rest; doubled each time it is withdrawn."""
 
 
 class Poller:
@@ -35,7 +35,7 @@ class Poller:
         self._state, self._settlement, self._stopper = state, settlement, stopper
 
     def poll(self) -> bool:
-        """Ask each backend that is due. True when a trial ended, so that there may be room for another."""
+        """Asks each backend that is due. True when a trial ended, so that there may be room for another."""
         due = [(backend, trials) for backend, trials in by_backend(self._state.active) if self._state.due(backend)]
         ended = [self.ask(backend, trials) for backend, trials in due]
         if due:
@@ -43,7 +43,7 @@ class Poller:
         return any(ended)
 
     def ask(self, backend: Backend, trials: Sequence[ActiveTrial]) -> bool:
-        """Ask one backend about its trials. True when one of them ended."""
+        """Asks one backend about its trials. True when one of them ended."""
         self._state.mark_polled(backend)
         try:
             states = backend.poll([trial.handle for trial in trials])
@@ -54,7 +54,7 @@ class Poller:
         return any(ended)
 
     def _update(self, trial: ActiveTrial, job: JobState) -> bool:
-        """Record the state of a trial's job. True when it has ended."""
+        """Records the state of a trial's job. True when it has ended."""
         record, reading = trial.record, self._state.reading
         if note_earlier(record, job):
             self._state.store.save(record)
@@ -71,7 +71,7 @@ class Poller:
         return False
 
     def _collect(self, trial: ActiveTrial, job: JobState) -> bool:
-        """Bring the results of an ended job home, and settle its trial. False when they are out of reach now."""
+        """Collects the results of an ended job and settles its trial. False when they are out of reach now."""
         record, reading = trial.record, self._state.reading
         try:
             trial.backend.collect(self._state.job(trial), trial.handle, remove=not reading)
@@ -96,7 +96,7 @@ class Poller:
             self._state.tell(record)
 
     def _need_awaited(self, trial: ActiveTrial, job: JobState) -> bool:
-        """Its queue has taken it away, and whether what it needs is tried again is not known yet."""
+        """Returns whether its queue dropped it and it is unknown yet whether its dependency is retried."""
         return job.reason is Reason.UPSTREAM and trial.lost is None and any(need in self._state.active for need in trial.unmet)
 
     # -- files that arrive late -----------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Poller:
     # -- jobs that do not start or do not end ---------------------------------------------------------------------------
 
     def _watch_room(self, trial: ActiveTrial, job: JobState) -> None:
-        """Warn when a trial waits long for room, and withdraw it when it is in the way of an earlier one."""
+        """Warns when a trial waits long for room, and withdraws it when it is in the way of an earlier one."""
         if not job.waits_for_room or trial.stop is not None or trial.withdrawn:
             trial.room_wanted = None
             return
@@ -133,8 +133,8 @@ class Poller:
             trial.withdrawn, trial.withdrawals = job.detail, trial.withdrawals + 1
 
     def _lingers(self, trial: ActiveTrial, job: JobState) -> bool:
-        """Whether a job with a result still runs after ``cluster.linger_s``. It is cancelled, unless only its cluster is still busy with
-        it."""
+        """Returns whether a job with a result still runs after ``cluster.linger_s``, and cancels it unless only its cluster is still busy
+        with it."""
         if job.status is not Status.RUNNING or trial.record.read_result() is None:
             trial.result_seen = None  # it may have been that of an attempt before a requeue
             return False
@@ -144,7 +144,7 @@ class Poller:
         return job.clearing_up or self._stopper.cancel([trial])
 
     def _waits_too_long(self, trial: ActiveTrial, job: JobState) -> bool:
-        """Whether a job did not start within ``cluster.start_timeout``. It is cancelled, as one that cannot start."""
+        """Returns whether a job did not start within ``cluster.start_timeout``, and cancels it as one that cannot start."""
         limit, record = trial.cluster.start_timeout, trial.record
         if job.status is not Status.SUBMITTED or record.started or not limit or self._waited(record, "queue_clock") < limit:
             return False
@@ -161,7 +161,7 @@ class Poller:
         return waited or 0.0
 
     def _readmit(self, trial: ActiveTrial, job: JobState) -> JobState:
-        """Let a job that waits use nodes again whose exclusion has ended; its state, with the nodes that it still leaves out."""
+        """Lets a job that waits use nodes again whose exclusion has ended; its state, with the nodes that it still leaves out."""
         record = trial.record
         if job.status is not Status.SUBMITTED or not record.avoided_words:
             return job
@@ -174,7 +174,7 @@ class Poller:
 
 
 def _files_complete(trial: ActiveTrial, job: JobState) -> bool:
-    """Whether everything is there that the ranks may have written."""
+    """Returns whether all files of the ranks have arrived."""
     record, result = trial.record, trial.record.read_result()
     if result is not None and result.get("status") == Status.DONE.value:
         if record.config.get("command") and job.status is Status.FAILED and not failures_in(record.directory):

@@ -1,4 +1,4 @@
-"""What a person sees on standard error while a sweep runs: bars on a terminal, one plain line per event elsewhere."""
+"""Reports a running sweep on standard error: bars on a terminal, one plain line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REFRESH_SECONDS = 0.25
 
 
 def progress_for(name: str, records: Sequence[Record], active: Sequence[ActiveTrial]) -> Observer:
-    """Bars on a terminal, lines elsewhere; both begin with what there is to do and what is done already."""
+    """Shows bars on a terminal, lines elsewhere; both begin with the planned and finished trials."""
     trials = list({record.id: record for record in records}.values())
     say(f"sweep {name}: {_counts(trials, {trial.record.id for trial in active})}")
     if sys.stderr.isatty() and active:
@@ -48,7 +48,7 @@ def _again(record: Record) -> str:
 
 
 def _placed(record: Record) -> str:
-    """Which nodes an attempt leaves out; empty where it may use all."""
+    """Returns which nodes an attempt avoids; empty if none."""
     submitted = record.status is Status.SUBMITTED and record.avoided_words
     return f"{record.id}  attempt {record.attempt} {record.avoided_words}" if submitted else ""
 
@@ -61,7 +61,7 @@ class Lines:
         self._said: set[str] = set()
 
     def begin(self) -> None:
-        """What there is to do has been said."""
+        """Does nothing: the constructor has shown the work ahead."""
 
     def on_trial(self, record: Record) -> None:
         if record.status.final:
@@ -73,7 +73,7 @@ class Lines:
             say(words)
 
     def on_poll(self, records: Sequence[Record]) -> None:
-        """Say once what trials wait for."""
+        """Reports once why trials wait."""
         waiting = Counter(record.detail for record in records if record.status is Status.SUBMITTED and "waits" in record.detail)
         for detail, count in waiting.items():
             if detail not in self._said:
@@ -98,7 +98,7 @@ class Bars:
         self._bars.start()
 
     def begin(self) -> None:
-        """What there is to do has been said."""
+        """Does nothing: the constructor has shown the work ahead."""
 
     def on_trial(self, record: Record) -> None:
         if record.status.final:

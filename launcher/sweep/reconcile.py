@@ -19,10 +19,10 @@ from trainer.shared.records.outcome import Status
 
 
 def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> None:
-    """Ask the backends once about trials under way whose launcher is gone, and record what became of them.
+    """Polls once for trials whose launcher is gone and records their state.
 
-    Trials that a launcher follows are left to it. Nothing is submitted, ended or removed: the objects of ended jobs are removed by the
-    next command that runs or cancels the trial.
+    Leaves trials of running launchers alone. Submits, ends and removes nothing: the next command that runs or cancels the trial removes
+    ended objects.
     """
     under_way = [record for record in records if record.status in (Status.SUBMITTED, Status.RUNNING)]
     if not under_way:  # nothing to lock: the folder may be one that can only be read
@@ -35,10 +35,10 @@ FORGOTTEN = "given up by 'trireme cancel --forget'; what may still run was left 
 
 
 def stop(store: Store, records: Sequence[Record], backends: Backends, patience_s: float = 60.0, forget: bool = False) -> list[Record]:
-    """Stop the trials that have not ended, and remove the objects that ended ones have left on their clusters.
+    """Stops the trials that have not ended, and removes objects that ended ones left on their clusters.
 
-    Trials that a launcher runs are left to it, with a stop request, and returned. ``BackendError`` when a backend does not answer for
-    ``patience_s``. ``forget``: no backend is asked, and what runs and what was left stays where it is.
+    Returns trials that a launcher runs, after leaving it a stop request. Raises ``BackendError`` if a backend is silent for ``patience_s``.
+    ``forget``: asks no backend and leaves its objects alone.
     """
     impatience = threading.Timer(patience_s, backends.hurry)
     impatience.daemon = True

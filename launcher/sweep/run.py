@@ -1,4 +1,4 @@
-"""From points to records: plan the sweep on disk, run what is not answered yet, and return how every point stands."""
+"""From points to records: plans the sweep on disk, runs unanswered trials, and returns every point's state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Point", "Record", "run_sweep"]
 def run_sweep(
     name: str, points: Sequence[Point], settings: SweepConfig, backends: Backends, observers: Sequence[Observer] = ()
 ) -> list[Record]:
-    """Run ``points`` as sweep ``name`` and return their records, in order. ``backends`` are left open for their owner.
+    """Runs ``points`` as sweep ``name`` and returns their records, in order. ``backends`` are left open for their owner.
 
     Trials that are answered already, in whichever sweep, are not run again unless ``settings.rerun``. One failing trial
     does not hide the others. Ctrl-C, SIGTERM or a closed terminal stop submitting and end the trials that run on this machine; trials
@@ -91,12 +91,11 @@ def check_follow(backend: Backend, settings: SweepConfig) -> None:
 
 
 def _to_do(point: Point, record: Record, settings: SweepConfig) -> bool:
-    """Whether there is something to be done about a trial: to run it, or to remove what is left of it at its place."""
+    """Returns whether a trial must run, or leaves objects to remove."""
     return settings.rerun or not _answered(point, record) or bool(record.left)
 
 
 def _answered(point: Point, record: Record) -> bool:
-    """A stage is when what it makes is there."""
     return record.answered(point.enough) if point.stage is None else point.stage.made is not None and record.status not in UNDER_WAY
 
 
@@ -125,7 +124,7 @@ def _accepted(store: Store, name: str, points: Sequence[Point], settings: SweepC
 def _fresh_jobs(
     store: Store, name: str, points: Sequence[Point], settings: SweepConfig, backends: Backends
 ) -> list[tuple[Backend, list[Job]]]:
-    """Jobs that are to be submitted, by backend. Their configuration is left out: a place takes or refuses what they ask for."""
+    """Returns jobs to submit, by backend, without configuration: backends accept or refuse their requests."""
     groups: dict[int, tuple[Backend, list[Job]]] = {}
     for point, config in [(point, point.config) for point in points if point.config is not None]:
         record = store.load(point.trial)
@@ -138,7 +137,7 @@ def _fresh_jobs(
 
 
 def _enter(store: Store, locks: Locks, name: str) -> None:
-    """Lock the sweep, waiting for another launcher that runs it."""
+    """Locks the sweep, waiting for another launcher that runs it."""
     key = f"sweep {name}"
     if not locks.take(key):
         holder = store.sweep(name).launcher if name in store.names() else ""
@@ -164,7 +163,7 @@ def _plan(store: Store, locks: Locks, name: str, points: Sequence[Point], rerun:
 
 
 def _say_what_changed(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig) -> None:
-    """Name the inputs of measured trials whose content has changed since, under the same name."""
+    """Names the inputs of measured trials whose content has changed since, under the same name."""
     changed: dict[str, list[str]] = {}
     for point, record in zip(points, records, strict=True):
         if point.config is not None and point.stage is None and record.reads and record.answered(point.enough) and not settings.rerun:
@@ -192,7 +191,7 @@ def _active_trials(points: Sequence[Point], records: Sequence[Record], settings:
 
 
 def _drop_stale_requests(store: Store, locks: Locks, active: Sequence[ActiveTrial]) -> None:
-    """Drop stop requests that were left for a launcher that has died since."""
+    """Drops stop requests that were left for a launcher that has died since."""
     for identifier in store.stop_requests():
         for trial in active:
             if trial.record.id == identifier and not locks.held(identifier):

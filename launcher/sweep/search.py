@@ -1,4 +1,4 @@
-"""A search on a cluster: the policy proposes trials, the sweep loop runs them, what they measure goes back to the policy.
+"""Searches on a cluster: the policy proposes trials, the sweep loop runs them, measurements go back to the policy.
 
 The sweep's store is the only state. The policy is a function of the measurements, and trials that have been measured are not run
 again, so that the same command continues where a killed search stopped.
@@ -30,14 +30,14 @@ from trainer.shared.run import steady
 from trainer.shared.run.errors import ConfigError
 
 ENDING_S = 10.0
-"""A trial that needs less than this for what is left of it is not worth ending: to ask for it, and to clear up, takes as long."""
+"""Seconds left below which ending a trial is not worthwhile: to stop and clear up takes as long."""
 
 Tell = Callable[[SearchTrial, Record, TrialObservation], None]
 
 
 @dataclass
 class SearchOutcome(Generic[P]):
-    """How a search went. ``trials`` in the order in which they were run."""
+    """The result of a search. ``trials`` in the order in which they ran."""
 
     policy: P
     trials: list[tuple[SearchTrial, Record, TrialObservation]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class SearchOutcome(Generic[P]):
 def search(
     name: str, problem: Searched[P], backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None
 ) -> SearchOutcome[P]:
-    """Run the search ``name`` to its end. ``overrides`` is what every trial has besides its layout, for the record."""
+    """Runs the search ``name`` to its end. ``overrides`` are every trial's, besides its layout, for the record."""
     config = problem.config
     found = SearchOutcome(problem.policy())
     backends.of(config.cluster)  # the whole cluster makes the backend: the first trials may be small ones
@@ -92,7 +92,7 @@ def strangers(trials: Sequence[tuple[SearchTrial, Record, TrialObservation]]) ->
 
 
 def first_points(problem: Searched[Any], overrides: Sequence[str] = ()) -> list[Point]:
-    """What a search would run first, for ``dry_run``."""
+    """Returns the first trials of a search, for ``dry_run``."""
     proposed = problem.policy().ask(problem.config.search.parallel)
     return [] if isinstance(proposed, Stop) else [_point(problem, trial, overrides) for trial in proposed]
 
@@ -106,7 +106,7 @@ def _measure(
     watch: _Watch,
     backends: Backends,
 ) -> list[tuple[SearchTrial, Record, TrialObservation]]:
-    """Run ``trials`` side by side and say what came of each."""
+    """Runs ``trials`` side by side and returns their results."""
     points = [_point(problem, trial, overrides, watch.reasons) for trial in trials]
     for trial, point in zip(trials, points):
         if point.config is not None:
@@ -130,8 +130,8 @@ def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str],
 
 
 def measurement(record: Record, hours: float, enough: float = 0.0, scatter: float | None = None) -> TrialObservation:
-    """What a trial's record says of its layout. A trial that was given up is worth the steps that it ran; one whose step time was known to
-    ``enough`` is done. ``scatter``: of a step, by earlier trials."""
+    """Returns a layout's result from a trial's record. A trial that was ended early is worth the steps that it ran; one whose step time was
+    known to ``enough`` is done. ``scatter``: of a step, by earlier trials."""
     result = record.read_result() or {}
     elapsed = _elapsed_s(record)
     spent = elapsed + lost_s(record)
@@ -176,7 +176,7 @@ def measured_steps(record: Record) -> list[float]:
 
 
 def warm_steps(record: Record) -> list[float]:
-    """Those of its warm-up but the first, which does what is done once."""
+    """Returns the warm-up steps but the first, which does one-time work."""
     return _step_seconds(record, lambda step: 1 < step <= _warmup(record))
 
 
@@ -201,7 +201,7 @@ class _Watch:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """For which trials are ended that have said what a search wants to know."""
+        """Reasons for which trials may be ended; the second, once the step time is known well enough."""
         return (Reason.CANNOT_WIN, Reason.MEASURED) if self.enough else (Reason.CANNOT_WIN,)
 
     def begin(self) -> None:
@@ -217,7 +217,7 @@ class _Watch:
                 self.store.ask_to_stop(record, *end)
 
     def _end(self, record: Record) -> tuple[Reason, str] | None:
-        """Why a trial should end now, if it should."""
+        """Returns why a trial should end now, if it should."""
         steps, warm, cut = measured_steps(record), warm_steps(record), self.cuts[record.id]
         reason = ending(steps, warm, cut, self.scatter, self.enough)
         run = record.config["run"]

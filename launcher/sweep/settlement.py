@@ -1,4 +1,4 @@
-"""What becomes of a trial whose job has ended: its result, another attempt, or a place in the queue again."""
+"""Settles ended jobs: a result, another attempt, or a place in the queue again."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _OF_LAYOUT = (Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS)
 
 
 class Settlement:
-    """Judges ended attempts and writes down what came of them."""
+    """Judges ended attempts and records their outcome."""
 
     def __init__(self, state: SweepState):
         self._state = state
 
     def settle(self, trial: ActiveTrial, job: JobState) -> None:
-        """Judge an ended attempt: finish the trial, or put it back for another attempt."""
+        """Judges an ended attempt: finishes the trial, or requeues it for another attempt."""
         record = trial.record
         record.started, record.nodes = job.started or record.started, job.nodes or record.nodes
         verdict, failures = _judge(record, job), failures_in(record.directory)
@@ -56,7 +56,7 @@ class Settlement:
         self.finish(trial, verdict, bad_nodes)
 
     def finish(self, trial: ActiveTrial, verdict: Verdict, bad_nodes: Sequence[str] = ()) -> None:
-        """Record the verdict and let go of the trial."""
+        """Records the verdict and releases the trial."""
         record = trial.record
         verdict = _sign(record, verdict)
         record.status, record.reason, record.detail = verdict.status, verdict.reason, verdict.detail
@@ -67,7 +67,7 @@ class Settlement:
         self._state.tell(record)
 
     def _retry_due(self, trial: ActiveTrial, verdict: Verdict) -> bool:
-        """Whether another attempt is due. Attempts that were adopted, and those that made progress, are not counted as tries."""
+        """Returns whether another attempt is due. Adopted attempts, and those that made progress, do not count."""
         if not verdict.retryable:
             return False
         if trial.inherited or (verdict.resumable and trial.read_last_step() > trial.first_step):
@@ -84,14 +84,14 @@ class Settlement:
         self._state.waiting.insert(0, trial)
 
     def wait_for_room(self, trials: Sequence[ActiveTrial], detail: str) -> None:
-        """Put trials back in their places of which their backend has taken nothing, and will when it has fewer jobs."""
+        """Puts trials back in their places of which their backend has taken nothing, and will when it has fewer jobs."""
         for trial in trials:
             _plan_again(trial.record, None, detail)
         self._state.store.save_all([trial.record for trial in trials])
         self._state.waiting = sorted([*self._state.waiting, *trials], key=lambda t: t.position)
 
     def submit_later(self, trial: ActiveTrial) -> None:
-        """Put a trial back in its place that was withdrawn, or never submitted. It has not run: the same attempt is submitted again."""
+        """Puts a trial back in its place that was withdrawn, or never submitted. It has not run: the same attempt is submitted again."""
         record = trial.record
         known = trial.backend.chains  # its queue has heard of this attempt, and would find its job again
         record.attempt += 1 if known or record.read_result() is not None else 0  # unless it finished at the last moment
@@ -104,7 +104,7 @@ class Settlement:
 def _untimely(trial: ActiveTrial, verdict: Verdict) -> str:
     """Words for a job that its queue took away because one before it had failed, which was tried again since; empty for all others."""
     due = verdict.reason is Reason.UPSTREAM and trial.needs and trial.lost is None
-    return "what it needs was tried again" if due else ""
+    return "its dependency was retried" if due else ""
 
 
 def _stopped(stop: tuple[Reason, str], verdict: Verdict) -> Verdict:
@@ -117,8 +117,7 @@ def _stopped(stop: tuple[Reason, str], verdict: Verdict) -> Verdict:
 
 
 def _measured(record: Record, verdict: Verdict) -> Verdict:
-    """An attempt of whose steps there were enough is done. What its rank 0 wrote as it was ended is its result; if it wrote no step
-    time, what its steps tell."""
+    """Marks an attempt with enough steps done. Its result is rank 0's; without a step time there, the steps'."""
     record.attempt = verdict.attempt
     result = record.read_result() or {}
     if positive(result.get("step_time_s")) is None:
@@ -153,7 +152,7 @@ def _judge(record: Record, job: JobState) -> Verdict:
 
 
 def _steps_told(record: Record, steps: Sequence[dict[str, Any]]) -> Told:
-    """Return the lines that the reporting rank wrote."""
+    """Returns the lines that the reporting rank wrote."""
     return Told(tuple(steps), not ends_short([step["step"] for step in steps], total_steps(record) or 0))
 
 
@@ -163,7 +162,7 @@ def _plan_again(record: Record, reason: Reason | None, detail: str) -> None:
 
 
 def _sign(record: Record, verdict: Verdict) -> Verdict:
-    """Write the result of an attempt whose ranks wrote none. If they have written one after all, it is kept, and it counts."""
+    """Writes the result of an attempt whose ranks wrote none. If they have written one after all, it is kept, and it counts."""
     if verdict.status is Status.DONE or record.read_result() is not None:
         return verdict
     outcome = {"status": verdict.status.value, "reason": verdict.reason and verdict.reason.value, "message": verdict.detail}
@@ -179,7 +178,7 @@ def _sign(record: Record, verdict: Verdict) -> Verdict:
 
 
 def note_earlier(record: Record, job: JobState) -> bool:
-    """Enter attempts into the history that the place itself ended and followed by another: as it tells of them, else as they were seen.
+    """Enters attempts into the history that the place itself ended and followed by another: as it tells of them, else as they were seen.
     True if there was one."""
     begun_anew = Verdict(Status.STOPPED, Reason.PREEMPTED, "ended and begun anew by its place", record.attempt)
     seen = {record.attempt: _entry(record, begun_anew, ())} if (job.attempt or 0) > record.attempt and record.started else {}
@@ -201,7 +200,7 @@ def _add_to_history(record: Record, verdict: Verdict, bad_nodes: Sequence[str]) 
 
 
 def _entry(record: Record, verdict: Verdict, bad_nodes: Sequence[str], told: JobState | None = None) -> dict[str, Any]:
-    """An attempt for the history; ``told``: what its place says of it, else it has ended just now."""
+    """Returns an attempt for the history; ``told``: the backend's report, else it has ended just now."""
     reason = verdict.reason.value if verdict.reason else None
     entry = {"attempt": verdict.attempt, "status": verdict.status.value, "reason": reason, "detail": verdict.detail}
     now = {"started": record.started, "ended": time.time(), "clock": steady.mark()}

@@ -1,4 +1,4 @@
-"""What the parts of the sweep loop share: the trials that wait, the submitted ones, and how their records are locked and saved."""
+"""The state that the parts of the sweep loop share: waiting and submitted trials, and how their records are locked and saved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SweepState:
         self, store: Store, locks: Locks, settings: SweepConfig, sweep: str, launcher: str, observers: Sequence[Observer], reading: bool
     ):
         self.store, self.settings, self.sweep, self.launcher = store, settings, sweep, launcher
-        self.reading = reading  # nothing may be ended or removed: what is left of ended jobs is noted for whoever may
+        self.reading = reading  # nothing may be ended or removed: remains of ended jobs are noted for whoever may
         self.interrupted = ""  # why the run has to end, in words
         self.silence = ""  # the words of the backend that did not answer last
         self.waiting: list[ActiveTrial] = []
@@ -37,7 +37,7 @@ class SweepState:
     # -- locks and records ----------------------------------------------------------------------------------------------
 
     def claim(self, trial: ActiveTrial) -> bool:
-        """Lock the trial against other launchers and read what they have written of it. False while one of them holds it."""
+        """Locks the trial against other launchers and reads their records. False while one of them holds it."""
         if not trial.claimed:
             if not self._locks.take(trial.record.id):
                 return False
@@ -63,7 +63,7 @@ class SweepState:
             observer.on_poll([trial.record for trial in self.active])
 
     def note(self, trials: Sequence[ActiveTrial], detail: str) -> None:
-        """Record a remark on trials whose status stays as it is."""
+        """Records a remark on trials whose status stays as it is."""
         for trial in trials:
             if trial.record.detail != detail:
                 trial.record.detail = detail
@@ -89,8 +89,7 @@ class SweepState:
         return trial.job(0 if id(trial.backend) in self.full else self.limit(trial.backend))
 
     def keeps_limit(self, backend: Backend) -> bool:
-        """Whether the loop counts the trials that may run at once, and not the backend's queue: one that is given a few at a time knows of
-        no more than those."""
+        """Returns whether the loop, not the backend's queue, limits running trials: a queue that is given few at a time sees only those."""
         return not backend.throttles or id(backend) in self.full
 
     def limit(self, backend: Backend) -> int:
@@ -101,14 +100,14 @@ class SweepState:
         return 0 if backend.outlives_launcher else 1
 
     def due(self, backend: Backend) -> bool:
-        """Whether enough time has passed to ask the backend again."""
+        """Returns whether the backend may be polled again."""
         return time.monotonic() - self._polled.get(id(backend), float("-inf")) >= backend.poll_seconds
 
     def mark_polled(self, backend: Backend) -> None:
         self._polled[id(backend)] = time.monotonic()
 
     def remove_left_objects(self, trial: ActiveTrial) -> None:
-        """Remove what commands that only read have left of ended attempts."""
+        """Removes objects that read-only commands have left of ended attempts."""
         record = trial.record
         try:
             while record.left:

@@ -14,7 +14,7 @@ from launcher.trials.outcome import Verdict
 from trainer.shared.records.outcome import Reason, Status
 
 _REQUESTS_SECONDS = 0.5
-"""How often stop requests are read."""
+"""Seconds between reads of stop requests."""
 
 
 class Stopper:
@@ -25,7 +25,7 @@ class Stopper:
         self._requests_read = float("-inf")
 
     def handle_requests(self) -> None:
-        """Act on an interruption and on the stop requests that ``Store.ask_to_stop`` left."""
+        """Acts on an interruption and on the stop requests that ``Store.ask_to_stop`` left."""
         state = self._state
         if state.interrupted:
             state.waiting = []
@@ -42,9 +42,9 @@ class Stopper:
             self.end(claimed, *request)
 
     def handle_lost(self) -> None:
-        """Give up what needs a trial that has failed; take back from the queue what waits there for one that is tried again.
+        """Cancels trials whose dependency has failed; withdraws queued ones whose dependency is retried.
 
-        The last in line first: Slurm starts a job that waits for one which was cancelled and is forgotten.
+        The last in line first: Slurm starts a job that waits for a cancelled and forgotten one.
         """
         state = self._state
         for trial in reversed([trial for trial in [*state.waiting, *state.active] if trial.needs]):
@@ -56,10 +56,10 @@ class Stopper:
             elif (
                 trial in state.active and not trial.withdrawn and any(need in state.waiting and not need.under_way for need in trial.unmet)
             ):
-                trial.withdrawn = "what it needs is tried again" if self.cancel([trial]) else ""
+                trial.withdrawn = "its dependency is retried" if self.cancel([trial]) else ""
 
     def end(self, trials: Sequence[ActiveTrial], reason: Reason, detail: str) -> None:
-        """Stop claimed trials that this launcher has not submitted: they may be done, or left under way by a previous launcher."""
+        """Stops claimed trials that this launcher has not submitted: they may be done, or left under way by a previous launcher."""
         never_submitted: list[ActiveTrial] = []
         for backend, group in by_backend([trial for trial in trials if not trial.settled and trial.under_way]):
             missing = self._submitter.adopt(backend, group)
@@ -72,14 +72,14 @@ class Stopper:
                 self._state.release(trial)
 
     def stop(self, trials: Sequence[ActiveTrial], reason: Reason, detail: str) -> None:
-        """Cancel submitted trials. Those whose backend does not answer are tried again by the next call."""
+        """Cancels submitted trials. Those whose backend does not answer are tried again by the next call."""
         for _, group in by_backend([trial for trial in trials if trial.stop is None]):
             if self.cancel(group):
                 for trial in group:
                     trial.stop = (reason, detail)
 
     def cancel(self, trials: Sequence[ActiveTrial]) -> bool:
-        """Cancel jobs of one backend, all at once. False when it does not answer now."""
+        """Cancels jobs of one backend, all at once. False when it does not answer now."""
         try:
             trials[0].backend.cancel([trial.handle for trial in trials])
         except BackendError as error:

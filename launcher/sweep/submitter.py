@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 _LONGEST_PAUSE_SECONDS = 60.0
-"""How long a backend without room is left alone at most, unless one of the sweep's jobs ends: others have jobs, too."""
+"""Longest seconds between submissions to a full backend, unless one of the sweep's jobs ends: others have jobs, too."""
 
 
 @dataclass
 class _Room:
-    """What is known of a backend that took no more jobs."""
+    """State of a backend that took no more jobs."""
 
     most: int  # trials to try next
     jobs: int  # of the sweep that it had then
@@ -49,11 +49,11 @@ class Submitter:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether trials wait that a backend will take when it has fewer jobs."""
+        """Returns whether trials wait that a backend will take when it has fewer jobs."""
         return bool(self._rooms) and any(id(trial.backend) in self._rooms for trial in self._state.waiting)
 
     def launch(self) -> None:
-        """Claim and submit as many waiting trials, in order, as there is room for; then those that were to come after them in a queue."""
+        """Claims and submits as many waiting trials, in order, as there is room for; then those that were to come after them in a queue."""
         while self._launch() and any(trial.needs and self._ready(trial) for trial in self._state.waiting):
             pass
 
@@ -71,7 +71,7 @@ class Submitter:
         return bool(batch)
 
     def adopt(self, backend: Backend, trials: Sequence[ActiveTrial]) -> list[ActiveTrial]:
-        """Take over trials that a previous launcher left under way. Those that were never submitted are returned."""
+        """Takes over trials that a previous launcher left under way. Those that were never submitted are returned."""
         without = [trial for trial in trials if trial.record.handle is None]
         found = backend.find([self._state.job(trial) for trial in without]) if without else {}
         missing = []
@@ -113,12 +113,12 @@ class Submitter:
         return batch
 
     def _ready(self, trial: ActiveTrial) -> bool:
-        """Whether what it needs is done; or submitted, to a queue that makes it wait. One that is under way is always followed."""
+        """Returns whether its dependencies are done, or queued where the scheduler enforces them. A running trial is always followed."""
         chained = trial.backend.chains
         return trial.under_way or all(chained and need in self._state.active and need.backend is trial.backend for need in trial.unmet)
 
     def _has_room(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
-        """Whether one more trial may run: ``sweep.max_parallel``, and the ranks that the backend can hold."""
+        """Returns whether one more trial may run: ``sweep.max_parallel``, and the ranks that the backend can hold."""
         limit = self._state.limit(trial.backend) if self._state.keeps_limit(trial.backend) else 0
         capacity = trial.backend.capacity()
         if not limit and capacity is None:
@@ -129,7 +129,7 @@ class Submitter:
         return capacity is None or not others or sum(other.record.world_size for other in (*others, trial)) <= capacity
 
     def _full(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
-        """Whether its backend took no more jobs a moment ago, and has as many still, for all that is known."""
+        """Returns whether its backend recently took no more jobs and, as far as known, has as many still."""
         room = self._rooms.get(id(trial.backend))
         if room is None:
             return False
@@ -141,7 +141,7 @@ class Submitter:
         return sum(trial.backend is backend for trial in self._state.active)
 
     def _held_back(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
-        """Whether its backend wants other jobs to find room first."""
+        """Returns whether its backend wants other jobs to find room first."""
         others = (self._state.job(other) for other in self._others(trial, batch))
         return not trial.under_way and bool(trial.backend.admits(self._state.job(trial), others))
 
@@ -159,7 +159,7 @@ class Submitter:
     # -- submission -----------------------------------------------------------------------------------------------------
 
     def _submit(self, backend: Backend, trials: Sequence[ActiveTrial]) -> None:
-        """Write down the intent, submit, write down the handles."""
+        """Records the intent, submits, and records the handles."""
         ready = self._intended(trials)
         if not ready:
             return
@@ -185,7 +185,7 @@ class Submitter:
                 self._settlement.settle(trial, failure)
 
     def _note_room(self, backend: Backend, tried: int, left: int, why: str) -> None:
-        """Keep what a submission said of the room that there is: ``left`` of the trials that were ``tried`` have to wait."""
+        """Updates the known room with a submission: ``left`` of the ``tried`` trials have to wait."""
         room = self._rooms.get(id(backend))
         if left:
             if room is None:
@@ -220,13 +220,13 @@ class Submitter:
             return [found.get(request.job.name) for request in requests], left
 
     def _ask_later(self, backend: Backend, trials: Sequence[ActiveTrial], detail: str) -> None:
-        """Put trials back that were, or may have been, submitted to a backend that does not answer now."""
+        """Puts trials back that were, or may have been, submitted to a backend that does not answer now."""
         self._state.mark_polled(backend)
         self._state.note(trials, detail)
         self._state.waiting[:0] = trials
 
     def _intend(self, trial: ActiveTrial) -> Request:
-        """Render the next attempt of a trial. Its record, not saved yet, says that it is about to be submitted."""
+        """Renders the next attempt of a trial. Its record, not saved yet, says that it is about to be submitted."""
         record = trial.record
         record.attempt += 1 if record.status.final else 0  # files of an earlier attempt are never taken for this one's
         self._choose_nodes(trial)
@@ -242,7 +242,7 @@ class Submitter:
         return request
 
     def _choose_nodes(self, trial: ActiveTrial) -> None:
-        """Decide which nodes the next attempt leaves out."""
+        """Decides which nodes the next attempt leaves out."""
         record, wanted = trial.record, trial.exclusions()
 
         def possible(nodes: tuple[str, ...]) -> bool:

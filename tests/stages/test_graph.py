@@ -90,7 +90,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no verb", {"hf": {"stage": None}}, "stages.hf.stage=None is not one of"),
     ("no mapping", {"hf": 3}, "stages.hf=3 is not a mapping"),
     ("name", {"H F": {"stage": "prepare"}}, "stages.H F: a stage's name is up to 32 small letters"),
-    ("unknown input", {"hf": {"inputs": {"model": "bas"}}}, "stages.hf.inputs.model=bas is no stage; did you mean 'base'?"),
+    ("unknown input", {"hf": {"inputs": {"model": "bas"}}}, "stages.hf.inputs.model=bas is not a stage; did you mean 'base'?"),
     ("missing input", {"base": {"inputs": {}}}, "stages.base.inputs.data is missing: train takes a corpus"),
     (
         "input too many",
@@ -160,7 +160,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "type of a form",
         {"hf": {"format": "gguf", "dtype": "float32"}, "text": {"inputs": {"model": "base"}}},
-        "stages.hf.dtype=float32 is no type of format=gguf; use float16 or q8_0",
+        "stages.hf.dtype=float32 is not a type of format=gguf; use float16 or q8_0",
     ),
     (
         "text of a GGUF file",
@@ -215,7 +215,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "no base",
         {"tuned": PROMPTED, "again": TUNE | EXAMPLES | {"inputs": {"model": "tuned"}}},
-        "stage again: inputs.model=tuned gives prompt weights alone, which are no base",
+        "stage again: inputs.model=tuned gives prompt weights alone, which cannot be tuned",
     ),
     (
         "other words",
@@ -290,8 +290,8 @@ def test_a_wrong_graph_is_one_plain_line_and_nothing_is_started(
 
 
 UNSENDABLE = {
-    "stage data: cluster.time=4h is no time limit; give minutes": ["cluster=slurm", "cluster.time=4h"],
-    "stage base: cluster.time=4h is no time limit; give minutes": ["stages.base.cluster=slurm", "stages.base.cluster.time=4h"],
+    "stage data: cluster.time=4h is not a valid time limit; use minutes": ["cluster=slurm", "cluster.time=4h"],
+    "stage base: cluster.time=4h is not a valid time limit; use minutes": ["stages.base.cluster=slurm", "stages.base.cluster.time=4h"],
     "stage data: cluster.env has 'A-B', which cannot name": ["cluster=slurm", "++cluster.env={A-B: x}"],
     "stage data: cluster.patch.Pod.spec=null changes or takes away spec": ["cluster=kubernetes", "++cluster.patch={Pod: {spec: null}}"],
     "stage data: sweep.follow=false requires a backend that queues jobs": ["sweep.follow=false"],

@@ -1,4 +1,4 @@
-"""The kinds of stages, by the verb that a pipeline file has. A kind is one class; what its ranks do is another one (``trainer.stages``)."""
+"""The kinds of stages, by the verb in a pipeline file. A kind is one class; its ranks' half is another (``trainer.stages``)."""
 
 from launcher.stages.kinds.convert import ConvertStage
 from launcher.stages.kinds.evaluate import EvaluateStage

@@ -58,7 +58,7 @@ class ConvertStage(Stage):
         """Returns the type of the weights. ``ConfigError`` if their form does not have it."""
         dtype, allowed = settings["dtype"], FORMATS[settings["format"]]
         if dtype not in (None, *allowed):
-            raise ConfigError(f"stages.{self.name}.dtype={dtype} is no type of format={settings['format']}; use {listed(allowed)}")
+            raise ConfigError(f"stages.{self.name}.dtype={dtype} is not a type of format={settings['format']}; use {listed(allowed)}")
         return str(dtype or allowed[0])
 
 

@@ -38,7 +38,7 @@ class GenerateStage(Stage):
         return planned
 
     def reading(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        """Plans what only reads a model's weights and its tokenizer, on the ranks of a layout."""
+        """Plans a job that only reads a model's weights and tokenizer, on the ranks of a layout."""
         check_ours(config, self.verb)
         settings = to_dict(self.typed())
         config = generating(config, self.taken(before).model)

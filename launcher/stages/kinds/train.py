@@ -62,7 +62,7 @@ class RunStage(Stage):
         return StagePlan(config=config, content=self.content(config), predicted_s=seconds)
 
     def content(self, config: Config) -> dict[str, Any]:
-        """Returns what decides the result of a run, without folders and without where and how it is watched."""
+        """Returns the settings that decide a run's result, without folders and without where and how it is watched."""
         content = to_dict(config.train_config())
         content["model"] = model_content(content["model"])
         del content["tracking"], content["requests"]
@@ -121,7 +121,7 @@ class TrainStage(RunStage):
 
 
 class TuneStage(RunStage):
-    """A checkpoint, of all weights or of what was added to those of the base."""
+    """A checkpoint, of all weights or of tuned parts alone."""
 
     verb = "tune"
     takes: ClassVar[ArtifactKinds] = {"model": (ArtifactKind.CHECKPOINT,), "data": (ArtifactKind.CORPUS,)}
@@ -132,7 +132,7 @@ class TuneStage(RunStage):
         source, base = self.inputs["model"], self.taken(before)
         if base.tune.method != "full":
             raise ConfigError(
-                f"inputs.model={source} gives {base.tune.method} weights alone, which are no base; tune what it was tuned from"
+                f"inputs.model={source} gives {base.tune.method} weights alone, which cannot be tuned; use the base, or merge first"
             )
         planned = self.trained(config, before)
         planned.makes = KnownModel(base.model, planned.config.tune, planned.config.model.seq, self.inputs.get("data") or base.text)
@@ -191,7 +191,7 @@ def _spread(name: str, table: Mapping[str, Any]) -> list[Stage]:
 
 
 def _check_corpus(source: str, config: Config, before: Mapping[str, PlannedStage]) -> None:
-    """Checks what is known of a corpus before it is made: its tokenizer, and at most a token for each byte and document of its source."""
+    """Checks a corpus before it is made: its tokenizer, and at most a token for each byte and document of its source."""
     made = before.get(source)
     if made is None:
         check_corpus(dataclasses.replace(config.data, path=source), config.model)
