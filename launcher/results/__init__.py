@@ -1,1 +1,1 @@
-"""What the trials showed: measurements, their order, the report."""
+"""Results of trials: measurements, ranking, report."""

@@ -1,6 +1,6 @@
-"""What a search of inference found, for report and MLflow: the front as a picture, as a table, and what is recommended. Pure.
+"""Shows an inference search in report and MLflow: the front as a picture and a table, with the recommendations. Pure.
 
-A sweep's file holds it as the search wrote it; what is missing or damaged there is left out.
+A sweep's file holds it as the search wrote it; missing or damaged parts are omitted.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def _place(figures: Any) -> tuple[float, float] | None:
 
 
 def recommended(front: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """What is recommended, by what it is best at."""
+    """Returns the recommended candidates by goal."""
     known = front.get("recommended")
     return [(str(goal), one) for goal, one in (known if isinstance(known, dict) else {}).items() if isinstance(one, dict) and "name" in one]
 
 
 def picture(points: Sequence[FrontPoint]) -> Markup:
-    """Tokens per second and device over the seconds of a request: what was measured filled, what was predicted hollow, the front a line."""
+    """Draws tokens per second and device over seconds of a request: measured points filled, predicted ones hollow, the front a line."""
     places = [at for one in points for at in (one.predicted, one.measured) if at]
     seconds, rates = zip(*places)
     across = Scale.over(seconds, 62, WIDE - 12, log=max(seconds) > 4 * min(seconds))
@@ -86,7 +86,7 @@ def picture(points: Sequence[FrontPoint]) -> Markup:
 
 
 def markdown(front: Mapping[str, Any]) -> str:
-    """The same as a table and a list."""
+    """Returns a table and a list of the same."""
     lines = ["| on the front | layout | a request | that is | predicted | tokens/s a device | trial |", "|---|---|---|---|---|---|---|"]
     for one in points_of(front):
         at = one.measured or (None, None)

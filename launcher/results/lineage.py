@@ -1,4 +1,4 @@
-"""The stages of a pipeline as a picture: each under the ones that it takes something of, with how it stands and what it came to."""
+"""Draws a pipeline: each stage below its inputs, with its state and result."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainer.shared.records.trial_files import number
 from trainer.shared.run.files import read_json
 
 WIDE, HIGH, GAP = 210.0, 62.0, 34.0
-"""Of a stage's box, and between rows."""
+"""Width and height of a stage's box, and the gap between rows."""
 SCORES = ("loss", "exact_match", "perplexity", "bits_per_byte")
-"""Of which a box has place for the first two that there are: of examples with answers how many are right."""
+"""Scores by which an evaluation is shown; the box has room for the first two present."""
 
 
 def picture(records: Sequence[Record]) -> Markup | None:
-    """The whole graph; None where there are no stages."""
+    """Draws the whole graph; None without stages."""
     stages = {stage.name: (stage, record) for record in records if (stage := stage_in(record.config)) is not None}
     if not stages:
         return None
@@ -66,7 +66,7 @@ def _box(stage: StageRun, record: Record, x: float, y: float) -> list[Markup]:
 
 
 def came_to(stage: StageRun) -> str:
-    """The digest of what was made, or its scores."""
+    """Returns the artifact's digest, or its scores."""
     made = stage.made
     if made is None:
         return "not there"

@@ -1,6 +1,6 @@
-"""What a trial left in its directory, read for ranking, report and mirror. Nothing here is written.
+"""Reads a trial's directory for ranking, report and mirror.
 
-Files may be missing, half written or damaged (a trial may die at any moment): what cannot be read is absent, never an error.
+Files may be missing, half written or damaged (a trial may die at any moment): unreadable ones count as absent.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def loss_curves(series: Sequence[Series]) -> Markup:
 
 
 def loss_differences(series: Sequence[Series]) -> Markup | None:
-    """How far each curve lies from the first, relative to it, by step. None when no step differs."""
+    """Returns each curve's relative distance from the first, by step. None if no step differs."""
     height, first = 150, series[0]
     curves = [(one, [(step, gap) for step, gap in relative_gaps(first, one) if gap > 0]) for one in series[1:]]
     gaps = [gap for _, curve in curves for _, gap in curve]

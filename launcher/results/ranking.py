@@ -21,9 +21,8 @@ from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import MOST, number, positive
 
 CONFIDENCE = 0.834
-"""Of intervals that are compared by whether they overlap: two of 83.4 % touch where the difference of two medians with equal errors is
-significant at 5 % (1.39 errors each, 1.39 x 2 = 1.96 x sqrt 2; Goldstein and Healy, "The graphical presentation of a collection of means",
-Journal of the Royal Statistical Society A 158, 1995). Intervals of 95 % would overlap far beyond that."""
+"""Confidence of intervals that are compared by overlap: two of 83.4 % touch where the difference of two medians with equal errors is
+significant at 5 % (1.39 errors each, 1.39 x 2 = 1.96 x sqrt 2; Goldstein and Healy, J. R. Stat. Soc. A 158, 1995)."""
 COMPARED = 5
 """Steps whose losses are compared: later on rounding grows with every step."""
 ROUNDING, ROUNDING_16 = 1e-3, 2e-2
@@ -36,9 +35,9 @@ UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Statu
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is known of one trial. A number that is missing, not finite or impossible becomes ``None`` here, whoever gives it.
+    """Holds one trial's figures. Missing, infinite or impossible numbers become ``None``.
 
-    Times are seconds, memory is bytes. ``place`` and ``tied_with_best`` are given by ``rank``.
+    Times are seconds, memory is bytes. ``rank`` sets ``place`` and ``tied_with_best``.
     """
 
     trial: str
@@ -97,7 +96,7 @@ def pair(value: Any) -> tuple[float, float] | None:
 
 
 def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
-    """Join the launcher's ``record`` of a trial with the contents of its ``result.json`` (empty when there is none)."""
+    """Joins the launcher's ``record`` of a trial with the contents of its ``result.json`` (empty when there is none)."""
     config = record.config or {}
     predicted = record.predicted or {}
     written, warmup = result.get("step_times_s"), config.get("run", {}).get("warmup_steps", 0)
@@ -126,7 +125,7 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
 
 
 def problem(config: Mapping[str, Any], reads: Mapping[str, str] | None = None) -> str:
-    """All of a run's configuration that decides its losses, whatever the layout; ``reads``: digests of what it reads."""
+    """Returns the configuration that decides a run's losses, whatever the layout; ``reads``: digests of its input files."""
     run = {name: config["run"].get(name) for name in ("global_batch", "seed", "precision")} if "run" in config else {}
     trainer = (config.get("command") or {}).get("trainer")
     tune = config.get("tune") or {}
@@ -168,7 +167,7 @@ def compared(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def agreeing(measurements: Iterable[Measurement]) -> bool:
-    """Whether most of those whose losses were ``compared`` have the same: then the others are wrong."""
+    """Returns whether most trials with ``compared`` losses agree: then the others are wrong."""
     held = [m for m in measurements if m.loss_gap is not None]
     return 2 * sum(m.other_model for m in held) < len(held)
 
@@ -180,10 +179,10 @@ def _against(m: Measurement, median: Sequence[float]) -> Measurement:
 
 
 def tied(a: Measurement, b: Measurement) -> bool:
-    """Whether the measurements cannot tell ``a`` from ``b``: the intervals of their medians (``median_interval``) overlap.
+    """Returns whether the intervals of the medians (``median_interval``) of ``a`` and ``b`` overlap.
 
     An interval lies within the measured steps, so trials of which every step of one was faster than all of the other are never tied. It
-    narrows as more steps are measured, so a longer run can break a tie. Without known steps it is the median alone.
+    narrows with more steps, which can break a tie. Without known steps it is the median alone.
     """
     if a.step_time_s is None or b.step_time_s is None:
         return False
@@ -192,7 +191,7 @@ def tied(a: Measurement, b: Measurement) -> bool:
 
 
 def interval(m: Measurement) -> tuple[float, float]:
-    """Where the median step time of a timed trial may be, in seconds."""
+    """Returns the interval of a timed trial's median step time, in seconds."""
     assert m.step_time_s is not None, "only a timed trial has one"
     return m.step_time_interval_s or (m.step_time_s, m.step_time_s)
 
@@ -230,7 +229,7 @@ def leaders(ranked: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _first_losses(losses: Any) -> tuple[float, ...]:
-    """Of the first steps, up to one whose loss is not finite; empty where one of them is not a number, as in logs without a loss."""
+    """Returns losses of the first steps, up to the first that is not finite; empty if a step has none."""
     found = [number(value) for value in losses[:COMPARED]] if isinstance(losses, list) else []
     known = [loss for loss in found if loss is not None]
     return tuple(itertools.takewhile(math.isfinite, known)) if len(known) == len(found) else ()

@@ -37,7 +37,7 @@ COLOURS = 8
 PICTURES_BYTES = 500_000
 """Timelines are drawn, fastest trial first, until they make up so much of the page."""
 TAIL_LINES, TAIL_BYTES, TAIL_FILES = 30, 8192, 3
-"""How much of an unsuccessful trial's logs is shown."""
+"""Lines, bytes and files of an unsuccessful trial's logs in the report."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def render(sweep: Sweep) -> str:
 
 
 def page(sweep: Sweep) -> dict[str, Any]:
-    """What the template shows, by name."""
+    """Returns the template's variables."""
     trials = gather(sweep.records)
     timed = [trial for trial in trials if trial.series.times and trial.measured.place]
     series = [trial.series for trial in timed]
@@ -110,7 +110,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
 
 
 def told(record: Record) -> dict[str, str]:
-    """The files with which another trainer runs what a trial ran; none for this project's trainer."""
+    """Returns the files with which another trainer repeats the trial; none for this project's trainer."""
     if not record.config.get("command"):
         return {}
     command, layout = from_record(CommandConfig, record.config["command"]), from_record(LayoutConfig, record.config["layout"])
@@ -121,7 +121,7 @@ def told(record: Record) -> dict[str, str]:
 
 
 def gather(records: Sequence[Record]) -> list[ReportedTrial]:
-    """Every trial of the sweep with what its directory holds, in the order of the ranking."""
+    """Returns every trial of the sweep with its measurements, in the order of the ranking."""
     by_id = {record.id: record for record in records}
     ranked = rank(measure(by_id.values()))
     names = trial_labels(records)
@@ -138,7 +138,7 @@ def _trial(measured: Measurement, record: Record, name: str, colour: int) -> Rep
 
 
 def facts(trials: Sequence[ReportedTrial]) -> dict[str, str]:
-    """What all trials have in common, for the head of the page."""
+    """Returns the settings that all trials share, for the head of the page."""
     config: Mapping[str, Any] = next((trial.record.config for trial in trials if trial.record.config), {})
     cluster: Mapping[str, Any] = next((trial.record.cluster for trial in trials if trial.record.cluster), {})
     versions: dict[str, Any] = next((v for trial in trials if isinstance(v := trial.result.get("versions"), dict)), {})
@@ -169,7 +169,7 @@ def counts(trials: Sequence[ReportedTrial]) -> str:
 
 
 def said(record: Record) -> dict[str, Any]:
-    """What an unsuccessful trial left: the ranks' own words, and the ends of their logs."""
+    """Returns an unsuccessful trial's failure messages and the ends of its logs."""
     words = [f"rank {f.get('rank')}: {f.get('message')}" for f in failures_in(record.directory) if f.get("attempt") == record.attempt]
     failures = [line for line in words if line != record.detail]
     logs = {log.name: "\n".join(tail(log, TAIL_BYTES).splitlines()[-TAIL_LINES:]) for log in newest_logs(record.directory)[:TAIL_FILES]}
@@ -214,7 +214,7 @@ def _parts(trials: Sequence[ReportedTrial], series_of: Any, order: Sequence[str]
 
 
 def memory_parts(trial: ReportedTrial) -> Series:
-    """Counted bytes of the fullest rank by part; the peak is what the device really held."""
+    """Returns counted bytes of the fullest rank by part; the peak is the device's."""
     measured = trial.measured
     return Series(
         trial.name, trial.series.colour, parts=_amounts(trial.result.get("memory")), mark=measured.peak_memory_bytes,
@@ -223,7 +223,7 @@ def memory_parts(trial: ReportedTrial) -> Series:
 
 
 def split(trial: ReportedTrial) -> Series:
-    """Where the time of the mean step goes, over ranks and steps; ``other`` is what no part accounts for."""
+    """Returns the mean step's seconds by part, over ranks and steps; ``other`` is unaccounted."""
     parts = _amounts(trial.result.get("step_split_s"))
     if parts:
         parts["other"] = parts.get("other", 0.0) + max(0.0, statistics.fmean(trial.series.times) - sum(parts.values()))

@@ -12,7 +12,7 @@ WIDTH = 960
 """Width of every figure in its own units; the page scales it."""
 
 Words = Callable[[float], str]
-"""How a value is written at an axis."""
+"""Function that formats a value at an axis."""
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
@@ -23,7 +23,7 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
 
 
 def figure(height: float, title: str, parts: Iterable[Markup], width: float = WIDTH) -> Markup:
-    """A whole picture, of the common width as a rule; ``title`` is what is read aloud."""
+    """Returns a whole picture, by default of the common width; ``title`` is for screen readers."""
     box = f"0 0 {width:g} {height:g}"
     return element("svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=box, role="img", aria_label=title)
 
@@ -84,7 +84,7 @@ class Scale:
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, about: int = 6) -> list[float]:
-        """Round values inside the scale, about so many: steps of 1, 2 or 5 times a power of ten, or such numbers on a logarithmic one."""
+        """Returns round values inside the scale: steps of 1, 2 or 5 times a power of ten, or such numbers on a logarithmic one."""
         if self.log:
             decades = math.log10(self.high / self.low)
             factors = (1, 2, 5) if decades < 3 else (1,)

@@ -39,10 +39,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Use:
-    """How ranks spent the step, as shares of it that add up to 1.
+    """Shares of the step by activity; they add up to 1.
 
-    ``communicating`` is time in which a rank communicated and did nothing else, inside of computations too; waiting for a peer is part of
-    it.
+    ``communicating`` is communication without computation at the same time, waiting for a peer included.
     """
 
     computing: float
@@ -94,12 +93,12 @@ class Timeline:
 
     @cached_property
     def use(self) -> dict[int, Use]:
-        """How each rank spent the step."""
+        """Returns each rank's shares of the step."""
         return {rank: self._use(events) for rank, events in self.by_rank.items()}
 
     @property
     def mean_use(self) -> Use:
-        """How the ranks spent the step, on average."""
+        """Returns the ranks' mean shares of the step."""
         uses, count = self.use.values(), len(self.use)
         computing, communicating = sum(u.computing for u in uses) / count, sum(u.communicating for u in uses) / count
         return Use(computing, communicating, 1 - computing - communicating)
@@ -123,8 +122,8 @@ def covered(spans: Iterable[Span]) -> float:
 
 
 def picture(timeline: Timeline, title: str, seconds: float | None = None) -> Markup:
-    """A row per rank: what it computed, with the number of the micro-batch; below it, in a narrow lane, what it sent and
-    received; right of it the share of the step in which it computed. ``seconds``: how much time is as wide as the picture."""
+    """Draws a row per rank: computations with the number of the micro-batch; below, in a narrow lane, messages; on the right the share of
+    computing. ``seconds``: time for the picture's width."""
     ranks = timeline.shown()
     scale = Scale(0.0, seconds or timeline.seconds, LEFT, WIDTH - 60)
     bottom = TOP + ROW * len(ranks)

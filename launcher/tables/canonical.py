@@ -27,7 +27,7 @@ TINY, HUGE = 1e-18, 1e18
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column: what its cells mean, and what they may be."""
+    """A column: its meaning and valid cells."""
 
     name: str
     doc: str
@@ -50,7 +50,7 @@ class TableColumn:
         }[self.kind]
 
     def read(self, text: str) -> Any:
-        """The value of a cell, None for ``unknown``. ``ValueError`` for what it cannot be."""
+        """Parses a cell; None for ``unknown``. Raises ``ValueError`` if it is invalid."""
         if text == UNKNOWN:
             return None
         match self.kind:
@@ -82,7 +82,7 @@ COLUMNS = {
         TableColumn("source", "who measured: rows of one source are summed up together", "text"),
         TableColumn("model", "name of the model", "text"),
         # the model
-        TableColumn("family", "what its blocks are made of (a mixture of experts is llama with experts)", "word", tuple(FAMILIES)),
+        TableColumn("family", "family of its blocks (a mixture of experts is llama with experts)", "word", tuple(FAMILIES)),
         TableColumn("layers", "transformer blocks"),
         TableColumn("hidden", "width of the residual stream"),
         TableColumn("heads", "attention heads"),
@@ -94,8 +94,8 @@ COLUMNS = {
         TableColumn("tied", "input embedding and head share their matrix", "flag"),
         TableColumn("dropout", "dropout is on", "flag"),
         TableColumn("adapters", "only small adapters are trained (LoRA)", "flag"),
-        TableColumn("adapter_rank", "rank of the products beside its matrices; 0 = none is counted", "size", absent="0"),
-        TableColumn("adapter_targets", "matrices beside which they are", "words", TARGETS, absent="none"),
+        TableColumn("adapter_rank", "rank of the low-rank products added to its matrices; 0 = none", "size", absent="0"),
+        TableColumn("adapter_targets", "matrices with low-rank products", "words", TARGETS, absent="none"),
         TableColumn(
             "text", "tokens of one of the texts packed into a sequence, each seen alone; 0 = a sequence is one text", "size", absent="0"
         ),
@@ -141,7 +141,7 @@ COLUMNS = {
         TableColumn("shard_grads", "shards of the gradients, likewise"),
         TableColumn("shard_optimizer", "shards of the optimizer states, likewise"),
         TableColumn("precision", "number format of matrix products", "word", RATED),
-        # what was measured
+        # measurements
         TableColumn("step_time_s", "seconds of a step", "number"),
         TableColumn("peak_memory_gb", "peak memory of the fullest rank in 1e9 bytes", "number"),
         TableColumn("memory_counts", "what that counts", "word", ("device", "reserved", "allocated")),
@@ -184,7 +184,7 @@ class MeasuredRun:
 
     @property
     def step_seconds(self) -> float | None:
-        """What was measured; None for a run that had too little memory, whatever it printed."""
+        """Returns the measurement; None for a run out of memory, whatever it printed."""
         return None if self.cells["oom"] else self.cells["step_time_s"]
 
     @property
@@ -194,8 +194,8 @@ class MeasuredRun:
 
 
 def read(path: str | Path, columns: Mapping[str, TableColumn] = COLUMNS) -> list[MeasuredRun]:
-    """All rows of a table, of training unless other ``columns`` are given. ``ConfigError`` when it cannot be read, a column is missing or
-    a cell is not what its column allows."""
+    """Reads all rows of a table, of training unless other ``columns`` are given. Raises ``ConfigError`` for an unreadable file, a missing
+    column or an invalid cell."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -204,7 +204,7 @@ def read(path: str | Path, columns: Mapping[str, TableColumn] = COLUMNS) -> list
     except OSError as error:
         raise ConfigError(f"cannot read the table {path}: {error.strerror}; give the path of a CSV file") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"cannot read the table {path}: it is no text in UTF-8; unpack it, or save it as CSV in UTF-8") from None
+        raise ConfigError(f"cannot read the table {path}: it is not UTF-8; unpack it, or save it as CSV in UTF-8") from None
     except csv.Error as error:
         raise ConfigError(f"cannot read the table {path}: {error}") from None
 

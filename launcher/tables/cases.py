@@ -1,4 +1,4 @@
-"""From a row of a table to what the cost model needs to predict it, or the reason why it cannot be predicted."""
+"""Turns a row of a table into inputs of the cost model, or the reason why it cannot be predicted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TableCase:
 
 
 def table_case(row: MeasuredRun, hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> TableCase:
-    """What ``row`` measured; ``trainer`` replaces its own. ``Unanswerable`` with the reason when it cannot be predicted."""
+    """Returns the case of ``row``; ``trainer`` replaces its own. Raises ``Unanswerable`` with the reason if it cannot be predicted."""
     shape, layout = shape_of(row), layout_of(row)
     _check(row, shape, layout)
     machine = machine_of(row, hardware)
@@ -52,13 +52,13 @@ def table_case(row: MeasuredRun, hardware: dict[str, HardwareConfig], trainer: T
 
 
 def asked_cells(case: TableCase) -> dict[str, Any]:
-    """What distances between runs are measured by."""
+    """Returns the quantities in which distances between runs are measured."""
     words = {"precision": case.precision, "trainer": case.trainer.name}
     return words | cells_of(case.device, case.shape, case.layout, case.row["gpus"])
 
 
 def _check(row: MeasuredRun, shape: Shape, layout: np.void) -> None:
-    """What no trainer could run. Embedding and head may count as blocks where stages have several chunks."""
+    """Refuses layouts that no trainer can run. Embedding and head may count as blocks where stages have several chunks."""
     chunks = int(layout["pipeline"]) * int(layout["virtual_pipeline"])
     ranks = int(layout["tensor"]) * int(layout["pipeline"]) * int(layout["context"]) * int(layout["data"])
     if ranks != row.known("gpus"):
@@ -120,7 +120,7 @@ def layout_of(row: MeasuredRun) -> np.void:
 
 
 def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> CostModel:
-    """The cost model of a row's machine: its hardware file, with what the row says of memory and links."""
+    """Returns the cost model of a row's machine: its hardware file, with the row's memory and links."""
     name = row.known("hardware")
     if name not in hardware:
         raise Unanswerable(f"no hardware file {name}")
@@ -134,7 +134,7 @@ def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> CostMod
 
 
 def trainer_of(row: MeasuredRun, device: Device) -> TrainerProfile:
-    """The profile of a row's trainer with what the row changes. ``ConfigError`` for a profile that does not exist, and wrong changes."""
+    """Returns the profile of a row's trainer with the row's changes. Raises ``ConfigError`` for an unknown profile or a wrong change."""
     base = as_run(profile(row["trainer"] or UNKNOWN), RunConfig(), device)
     words = row["trainer_changes"]
     try:

@@ -61,12 +61,12 @@ COLUMNS: dict[str, TableColumn] = {
 UNITS = {"latency": ("latency_ms", "milliseconds"), "tpot": ("tpot_ms", "milliseconds"), "token": ("tokens_per_s", "tokens per second")}
 """The column that a row is judged by, and its unit, by ``judged_by``."""
 NEEDED = ("hardware", "tensor", "pipeline", "input", "output")
-"""What a source has to say itself for its row to count as fully described."""
+"""Columns that a source must state for its row to count as fully described."""
 
 
 @dataclass(frozen=True)
 class JudgedRequest:
-    """One row, what is predicted of it, or the reason why nothing is."""
+    """One row, and its prediction or the reason for none."""
 
     row: MeasuredRun
     latency_s: float | None = None
@@ -80,13 +80,13 @@ class JudgedRequest:
 
     @property
     def pair(self) -> tuple[float, float] | None:
-        """(predicted, measured) seconds of what the row is judged by."""
+        """Returns (predicted, measured) seconds of the judged quantity."""
         measured = measured_seconds(self.row)
         return None if measured is None or self.judged_s is None else (self.judged_s, measured)
 
     @property
     def whole(self) -> bool:
-        """Whether the source says itself what the prediction rests on most."""
+        """Returns whether the source states the columns that matter most."""
         stated = not any(self.row[name] is None or name in self.row.assumed for name in NEEDED)
         return stated and self.row["layers"] is not None and self.row["hidden"] is not None
 
@@ -103,15 +103,15 @@ class RequestSummary:
 
 
 def judged_by(row: MeasuredRun) -> str:
-    """What a row is judged by: the ``latency`` of a static batch, else the time per further token (``tpot``) or, where only a rate is told,
-    the time in which one ``token`` of any request is made."""
+    """Returns the judged quantity: ``latency`` of a static batch, else the time per further token (``tpot``), or, from a rate alone, the
+    time in which one ``token`` of any request is made."""
     if row["mode"] == "static":
         return "latency"
     return "token" if row["tpot_ms"] is None and row["tokens_per_s"] else "tpot"
 
 
 def measured_seconds(row: MeasuredRun) -> float | None:
-    """That in seconds; None for a row that does not tell, or had too little memory."""
+    """Returns the judged quantity in seconds; None for a row without it, or out of memory."""
     if row["oom"]:
         return None
     if (kind := judged_by(row)) == "token":
@@ -121,7 +121,7 @@ def measured_seconds(row: MeasuredRun) -> float | None:
 
 
 def predicted_seconds(row: MeasuredRun, made: InferenceEstimate) -> np.ndarray:
-    """The same as predicted of all rows of a case, of which ``row`` is one."""
+    """Returns the same quantity of all predicted rows of a case, like ``row``."""
     kind = judged_by(row)
     return 1 / (made.throughput * made.output) if kind == "token" else getattr(made, kind)
 
@@ -132,7 +132,7 @@ def read(path: str | Path) -> list[MeasuredRun]:
 
 
 def is_inference(path: str | Path) -> bool:
-    """Whether a table is of inference, by its columns: those that no table of training has."""
+    """Returns whether a table is of inference, by columns that training lacks."""
     return not {"tpot_ms", "ttft_ms", "engine"}.isdisjoint(canonical.header(path))
 
 
@@ -195,7 +195,7 @@ def _case(rows: list[MeasuredRun], parts: list[tuple[Shape, Device, EngineProfil
 
 
 def estimated(case: InferenceCase, rows: Sequence[MeasuredRun]) -> InferenceEstimate:
-    """What is predicted of the rows of a case."""
+    """Predicts the rows of a case."""
     if rows[0]["mode"] == "open":
         return opened(case, np.array([r["rate"] for r in rows]))
     return static(case) if rows[0]["mode"] == "static" else closed(case)

@@ -1,14 +1,13 @@
-"""What measured runs of one machine teach of its constants: a Bayesian update of those in use. Pure.
+"""Learns a machine's constants from measured runs: a Bayesian update of those in use. Pure.
 
-    log(measured / predicted) of run i = a + sum over parameters j of slope_ij d_j + error of its layout
+log(measured / predicted) of run i = a + sum over parameters j of slope_ij d_j + error of its layout
 
-``a`` is the common error of machine and trainer, ``d_j`` what the logarithm of a constant (conf/constants.yaml), or of the rate of matrix
-products, is off on this machine. Priors are the shipped values with the widths of ``launcher.config.uncertainty`` (that of a constant is
-``constant``), or what an earlier calibration left of them; runs far from all known ones start with wider ones, as predictions of them do.
-The errors of layouts are those of ``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The width of ``a`` is no better
-known than that of layouts: it is multiplied by a factor with the distribution of s, but of its own, so that a machine on which every layout
-takes three times as long is not taken for one whose layouts scatter. The model is linearised where it is (Gauss-Newton), several times,
-and the posterior there is a mixture of Gaussians, one per node (Laplace; MacKay 2003, chapter 27), of which mean and variance are kept.
+``a`` is the common error of machine and trainer, ``d_j`` the logarithmic error of a constant (conf/constants.yaml) or of the rate of matrix
+products. Priors are the shipped values with the widths of ``launcher.config.uncertainty``, or an earlier calibration's. Layouts' errors are
+those of ``launcher.cost.uncertainty``, their size s a sum over quadrature nodes. The width of ``a`` is scaled by a factor of the same
+distribution, but its own, so a uniformly slow machine does not look like one with scattered layouts. The model is linearised
+(Gauss-Newton), several times; the posterior is a mixture of Gaussians, one per node (Laplace; MacKay 2003, chapter 27), of which mean and
+variance are kept.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ MOST = 4000
 
 @dataclass(frozen=True)
 class Lesson:
-    """What was learnt. ``hardware`` predicts with it."""
+    """Result of a calibration. ``hardware`` predicts with it."""
 
     hardware: HardwareConfig
     before: np.ndarray  # (runs,) log(measured / predicted) with the hardware as it was
-    after: np.ndarray  # and with what was learnt, of the same runs
+    after: np.ndarray  # after calibration, of the same runs
     different: int  # runs without repeats of one layout
 
     @property
@@ -124,8 +123,8 @@ def as_id(text: object) -> str:
 
 
 def without_repeats(cases: Sequence[TableCase], noise: float) -> tuple[list[TableCase], np.ndarray]:
-    """Every question once, with the median of its step times, and the error of each as a logarithm: ``noise``, or what repeats of one
-    layout scatter, over the root of their number. Repeats say nothing of other layouts."""
+    """Returns every configuration once, with the median of its step times and its logarithmic error: ``noise``, or the scatter of repeats
+    over the root of their number."""
     groups: dict[object, list[TableCase]] = defaultdict(list)
     for case in cases:
         groups[question(case)].append(case)
@@ -176,7 +175,7 @@ def step_seconds(cases: Sequence[TableCase]) -> np.ndarray:
 
 
 def on(cases: Sequence[TableCase], hardware: HardwareConfig) -> list[TableCase]:
-    """The same runs predicted for ``hardware``."""
+    """Predicts the same runs for ``hardware``."""
     machines: dict[tuple[Any, ...], CostModel] = {}
     for case in cases:
         key = tuple(case.row[cell] for cell in MACHINE)
@@ -194,7 +193,7 @@ def linear(cases: Sequence[TableCase], hardware: HardwareConfig, values: Mapping
 
 
 def traits(cases: Sequence[TableCase]) -> Traits:
-    """What the errors of the runs' layouts depend on."""
+    """Returns the inputs of the layouts' errors."""
     parts = np.array([each.causes for each in predict_rows(cases)])
     return Traits(
         parts / parts.sum(axis=1, keepdims=True), coordinates(np.array([case.layout for case in cases], dtype=cases[0].layout.dtype))
@@ -220,26 +219,26 @@ class Update:
         of_size = shares.sum(axis=1)
         self.size = float(np.exp(before.scale * of_size @ nodes))
         self.sureness = float(before.scale * np.sqrt(max(of_size @ nodes**2 - (of_size @ nodes) ** 2, 0.0)))
-        # what is known of the parameters is a mixture over the sizes: its variance has the spread of their means, too
+        # the posterior is a mixture over the sizes: its variance has the spread of their means, too
         means, covariances = (np.concatenate([each[place] for each in found]) for place in (1, 2))
         self.mean = shares.ravel() @ means
         self.covariance = np.tensordot(shares.ravel(), covariances, 1) + (means - self.mean).T * shares.ravel() @ (means - self.mean)
 
     @property
     def spreads(self) -> np.ndarray:
-        """(parameters,) standard deviations of what is known of each now."""
+        """Returns (parameters,) current standard deviations."""
         return np.asarray(np.sqrt(np.diag(self.covariance)))
 
     def errors_given(self, noise: np.ndarray) -> np.ndarray:
-        """(runs,) ``noise``, and of runs that this misses by far what they are off: the reweighting that maximises the likelihood of errors
-        with the tails of Student's t (Lange, Little & Taylor 1989), so that a few runs that nothing explains do not move all others."""
+        """Returns (runs,) ``noise``, widened for outliers by their error: the reweighting that maximises the likelihood with Student's t
+        tails (Lange, Little & Taylor 1989), so that a few unexplained runs do not move all others."""
         variance = self.size**2 * np.diag(self.errors) + noise**2
         far = (TAILS + (self.targets - self.slopes @ self.mean) ** 2 / variance) / (TAILS + 1)
         return np.sqrt(noise**2 + variance * np.maximum(far - 1, 0.0))
 
     def widths(self) -> dict[str, float]:
-        """Widths of predictions with what was learnt: what is still open of the parameters, as far as all runs share it, is the common
-        error; the rest is an error of parts."""
+        """Returns widths of predictions after calibration: the parameters' shared uncertainty is the common error; the rest is an error of
+        parts."""
         before, now = (self.slopes @ each @ self.slopes.T for each in (self.prior, self.covariance))
         count = len(now)
         apart = ~np.eye(count, dtype=bool) if count > 1 else np.ones((1, 1), dtype=bool)
@@ -255,17 +254,16 @@ class Update:
         return parts | {name: self.size * getattr(self.before, name) for name in ("layout", "rough")}
 
     def _untouched(self, name: str) -> float:
-        """How much of the width ``name`` of time parts is left at least: they had so small a share of the runs' steps that the errors
-        of layouts hide what they are off."""
+        """Returns the least remaining width ``name`` of time parts: with a small share of the runs' steps, layout errors hide theirs."""
         own = np.array([each == name for each in WIDTH_OF_PART.values()])
         said = ((self.kinds.shares[:, own] * getattr(self.before, name)) ** 2).sum(axis=1)
         hidden = self.size**2 * (self.before.layout**2 + self.before.rough**2) + self.noise**2
         return float(1 / np.sqrt(1 + (said / hidden).sum()))
 
     def _turned(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Coordinates in which the errors of layouts are independent and of variance s**2, and all other errors are independent of each
-        other, too (generalised eigenvalues; Golub & Van Loan 2013, section 8.7): (runs,) variances of the latter, and (runs, 2 +
-        parameters) ``targets``, ones, and what the parameters but the common error have in common with each run."""
+        """Returns coordinates in which layout errors are independent of variance s**2 and all other errors are independent, too
+        (generalised eigenvalues; Golub & Van Loan 2013, section 8.7): (runs,) variances of the latter, and (runs, 2 + parameters)
+        ``targets``, ones, and the parameters' effect on each run."""
         from scipy.linalg import eigh
 
         slopes = self.slopes[:, 1:]
@@ -274,8 +272,8 @@ class Update:
         return sure, turn.T @ np.column_stack([targets, np.ones(len(targets)), cross])
 
     def _at(self, weights: np.ndarray, turned: np.ndarray, commons: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For one s**2, as ``weights`` (runs,) of the turned runs, and each width of the common error: log evidence (k,), mean
-        (k, parameters) and covariance of the parameters."""
+        """Returns, for one s**2 as ``weights`` (runs,) of the turned runs and each width of the common error, log evidence (k,), mean (k,
+        parameters) and covariance of the parameters."""
         solved = (turned * weights[:, None]).T @ turned  # of targets, ones and parameters with each other
         known, pull = solved[1, 1], solved[0, 1]
         variance = 1 / (1 / commons**2 + known)  # of the common error, all else summed over

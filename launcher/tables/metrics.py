@@ -1,4 +1,4 @@
-"""How good predictions are: errors, rank correlation, regret, and the verdict on memory as a classifier. Pure functions.
+"""Scores predictions: errors, rank correlation, regret, and the verdict on memory as a classifier. Pure functions.
 
 error        |predicted / measured - 1|; bias is the geometric mean of predicted / measured
 correlation  Spearman's, of predicted and measured time within a sweep
@@ -21,7 +21,7 @@ import numpy as np
 from trainer.shared.run.errors import ConfigError
 
 R = TypeVar("R", bound=Any)
-"""A row of a table with what is predicted of it."""
+"""A row of a table with its prediction."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Errors:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Errors | None:
-        """None without pairs."""
         if not pairs:
             return None
         errors = [abs(p / m - 1) for p, m in pairs]
@@ -45,7 +44,7 @@ class Errors:
 
 
 def by_cell(rows: Iterable[R], column: str) -> dict[str, list[R]]:
-    """Returns rows by what they say in a column, in order of appearance."""
+    """Returns rows grouped by the value of a column, in order of appearance."""
     groups: dict[str, list[R]] = defaultdict(list)
     for one in rows:
         groups[one.row[column] or f"(no {column})"].append(one)
@@ -53,8 +52,8 @@ def by_cell(rows: Iterable[R], column: str) -> dict[str, list[R]]:
 
 
 def check_unit(errors: Errors | None, source: str, column: str, unit: str, rate: bool = False) -> None:
-    """Raises ``ConfigError`` where measurements are so far from all predictions that they must be in another unit. A ``rate`` is the less
-    the longer what it counts takes."""
+    """Raises ``ConfigError`` if measurements are so far from all predictions that their unit must be another. A ``rate`` is inverse to
+    time."""
     if errors and not 0.01 < errors.bias < 100:
         factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if (errors.bias > 1) != rate else 'more'}"
         raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")
@@ -73,7 +72,7 @@ class Verdicts:
 
     @classmethod
     def of(cls, told: Sequence[tuple[bool, bool, float, float]]) -> Verdicts:
-        """Of (predicted shortage, real shortage, predicted bytes, predicted bytes / the device's)."""
+        """Scores (predicted shortage, real shortage, predicted bytes, predicted bytes / the device's)."""
         hits = sum(t[0] and t[1] for t in told)
         alarms = sum(t[0] and not t[1] for t in told)
         missed = sum(t[1] and not t[0] for t in told)
@@ -116,7 +115,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float | None
 
 
 def regret(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Measured excess over the best of what was predicted fastest; the mean over ties."""
+    """Returns the measured excess of the predicted fastest over the best; the mean over ties."""
     first = min(predicted)
     chosen = [m for p, m in zip(predicted, measured) if p <= first * (1 + 1e-12)]
     return statistics.fmean(chosen) / min(measured) - 1

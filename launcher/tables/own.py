@@ -19,9 +19,9 @@ ORDER = LayoutConfig().order
 def own_row(
     source: str, config: TrainConfig, cluster: ClusterConfig, hardware: Mapping[str, HardwareConfig], measured: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """One trial. ``config`` is resolved; ``measured`` has what is known of ``step_time_s``, ``peak_memory_gb`` and ``oom``.
+    """Returns one trial as a row. ``config`` is resolved; ``measured`` has ``step_time_s``, ``peak_memory_gb`` and ``oom``, if known.
 
-    What canonical columns cannot say (an explicit split of the blocks, another order of ranks) leaves ``balance`` unknown.
+    Settings that canonical columns lack (an explicit split of the blocks, another order of ranks) leave ``balance`` unknown.
     """
     shape, layout = Shape.of(config.model), config.layout
     name = next((stem for stem, device in hardware.items() if device.name == cluster.hardware.name), cluster.hardware.name)
@@ -61,7 +61,7 @@ def own_row(
 
 
 def _changes(config: TrainConfig, cluster: ClusterConfig) -> str:
-    """What the configuration sets of the profile."""
+    """Returns the configuration's changes of the profile."""
     changes = ["kernels.attention=unfused"] if config.model.attention == "unfused" else []
     if cluster.hardware.peak_tflops:
         ran = as_run(profile(OWN), config.run, Device.of(cluster.hardware, cluster.gpus_per_node))

@@ -23,7 +23,7 @@ LEFT_OUT: dict[str | None, tuple[str, ...]] = {"device": (), "reserved": (CONTEX
 
 @dataclass(frozen=True)
 class RowPrediction:
-    """What the cost model says of one row."""
+    """The cost model's prediction of one row."""
 
     step_time_s: float
     memory_bytes: float  # of the device, context and fragments included

@@ -1,7 +1,7 @@
-"""Repeats of one layout that contradict each other. Pure.
+"""Finds repeats of one layout that contradict each other. Pure.
 
-What asks the same of the cost model is one question, of whose answers the median is taken. That is right as long as they differ by the
-noise of a measurement; where they do not, one of them is not what its row says, and nobody but their owner knows which.
+Rows with the same inputs of the cost model count once, with their median, which holds if they differ by measurement noise; otherwise one of
+them is mislabelled, and only its owner can tell which.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ APART = 1.1
 1.2 %, for which one of them is taken to be off by 0.5 % (``noise`` of conf/uncertainty.yaml) and two by 0.7 %: a tenth is eight times the
 most that was seen, and fourteen times that width."""
 Repeat = tuple[str, float]
-"""What somebody calls it, and its step time in seconds."""
+"""A row's label, and its step time in seconds."""
 
 
 def question(case: TableCase) -> tuple[Hashable, ...]:
@@ -36,7 +36,7 @@ def contradictions(measured: Iterable[tuple[Hashable, str, float]]) -> list[list
 
 
 def of_rows(cases: Iterable[TableCase]) -> list[list[Repeat]]:
-    """Those of a table, within each of its sources and trainers."""
+    """Finds contradicting repeats in a table, within each source and trainer."""
     own = ((case, (case.row["source"], case.row["trainer"], case.row["trainer_changes"])) for case in cases)
     return contradictions(
         ((stated, *question(case)), f"row {case.row.number}", took) for case, stated in own if (took := case.row.step_seconds)

@@ -11,7 +11,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import MOST
 
 COLUMNS = {"arrival": 10**15, "input": MOST, "output": MOST}
-"""The columns, and what a cell may be at most."""
+"""The columns, and the largest value of a cell."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """What a file of requests comes to. ``ConfigError`` for other columns, cells that are not numbers, or too few requests for a rate."""
+    """Summarises a file of requests. Raises ``ConfigError`` for other columns, cells that are not numbers, or too few requests for a
+    rate."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

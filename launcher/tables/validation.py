@@ -26,12 +26,12 @@ MIN_SWEEP = 5
 
 
 STATED = ("layers", "hidden", "seq", "hardware", "gpus", "tensor", "pipeline", "micro_batch", "global_batch", "recompute")
-"""What a source has to say itself for its row to count as fully described."""
+"""Columns that a source must state for its row to count as fully described."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One row, its prediction if there is one, and what was measured."""
+    """One row, its measurement, and its prediction if there is one."""
 
     row: MeasuredRun
     case: TableCase | None
@@ -106,7 +106,7 @@ def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trai
 
 
 def _inside(cases: Sequence[TableCase], predicted: Sequence[RowPrediction], hardware: dict[str, HardwareConfig]) -> list[bool | None]:
-    """Whether each measured step time lies in the 80 % interval of the predicted one, as a plan shows it before anything is measured."""
+    """Returns, by row, whether the measured step time lies in the 80 % interval of its uncalibrated prediction."""
     found: list[bool | None] = [None] * len(cases)
     for name in {case.row["hardware"] for case in cases}:
         rows = [i for i, case in enumerate(cases) if case.row["hardware"] == name and case.row.step_seconds]
@@ -174,7 +174,7 @@ def bits(precision: str) -> str:
 
 
 def short(source: str | None) -> str:
-    """A source without what stands in brackets."""
+    """Strips the bracketed part of a source."""
     return (source or "(no source)").split(" (")[0]
 
 

@@ -1,10 +1,9 @@
 """The process that copies the sweeps of a folder into MLflow: ``python -m launcher.tracking.copier --dir runs``.
 
-It copies what ``unmirrored`` names, whoever changed it. Of all that run in one folder one works, the others wait in line. Standard
-input is the life of the launcher that started it. While that lives, trials may be timed on this machine, and only processor time that
-nobody else wants is taken; an ordinary user's process cannot come back from that, so a child does it. Once the input ends, the child
-copies what is left, however long it takes: nobody waits for it. It has imported MLflow, and has read what is there; only where it hardly
-gets a processor it is ended, and all that is done again at the usual priority.
+It copies the sweeps in ``unmirrored``. One copier works per folder, the others wait. Its standard input closes with the launcher that
+started it. Until then trials may be timed on this machine, so it uses idle processor time alone; an unprivileged process cannot raise its
+priority again, so a child does this. Once the input closes, the child copies the rest, however long it takes: nobody waits. The child has
+imported MLflow already; only if it is starved is it ended and replaced at normal priority.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ LOOK_S = 1.0
 LONGEST_PAUSE_S = 60.0
 """Between attempts while a tracking store fails."""
 GIVE_UP_S = 1800.0
-"""How long a store that fails is asked again after the launcher has ended. The next command starts another copier."""
+"""Seconds for which a failing store is retried after the launcher has ended. The next command starts another copier."""
 TURN_S, SHARE = 0.5, 0.25
 """A child that wants to run and gets less than this share of that time hardly gets a processor."""
 
 
 class Copier:
-    """Copies what has news, as long as it holds the folder's lock."""
+    """Copies changed sweeps, while it holds the folder's lock."""
 
     def __init__(self, root: Path):
         self._root, self._store = root, Store(root)
@@ -52,7 +51,7 @@ class Copier:
         self._due: dict[str, float] = {}  # when they are tried again, monotonic
 
     def follow(self, life: int) -> bool:
-        """Copy what comes until there is no more to read from ``life``, then the rest, as ``finish`` does."""
+        """Copies changes until ``life`` closes, then the rest, as ``finish`` does."""
         parent = os.getppid()
         while os.getppid() == parent:
             if unmirrored.names(self._root) and self._locks.take("copier"):
@@ -62,7 +61,7 @@ class Copier:
         return False
 
     def finish(self) -> bool:
-        """Copy until nothing is left, or leave it to the copier that is at work. False when a store fails for ``GIVE_UP_S``; the process
+        """Copies until nothing is left, or leaves it to the copier that is at work. False when a store fails for ``GIVE_UP_S``; the process
         ends by itself in the middle of another attempt, which may last for as long again."""
         end = time.monotonic() + GIVE_UP_S
         while unmirrored.names(self._root):
@@ -78,7 +77,7 @@ class Copier:
         return True
 
     def look(self) -> bool:
-        """Copy every sweep that has news and is due. False when there was trouble with one."""
+        """Copies every sweep that has news and is due. False when there was trouble with one."""
         for name in unmirrored.names(self._root):
             if time.monotonic() >= self._due.get(name, 0.0):
                 self._copy(name)
@@ -106,7 +105,7 @@ class Copier:
 
 @contextmanager
 def _ended_at(end: float) -> Iterator[None]:
-    """This process ends with code 1 if it is still inside at ``end``, monotonic: what is copied by then is noted, and the next goes on."""
+    """Exits with code 1 if still inside at ``end``, monotonic: copied data is noted, and the next copier goes on."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.setitimer(signal.ITIMER_REAL, max(LOOK_S, end - time.monotonic()))
     try:
@@ -142,8 +141,7 @@ def follow_in_child(root: Path, life: int) -> int:
 
 
 def finish_in_child(child: int) -> int:
-    """How the child ended. It is killed once it hardly gets a processor: it wanted to run at the beginning and at the end of a turn, and
-    could not for most of it."""
+    """Returns how the child ended. A child that wanted to run at both ends of a turn, but was starved for most of it, is killed."""
     process, wanted, before = psutil.Process(child), False, 0.0
     while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
         used, wants = sum(process.cpu_times()[:2]), process.status() == psutil.STATUS_RUNNING
@@ -157,13 +155,13 @@ def finish_in_child(child: int) -> int:
 
 
 def ended(life: int, patience_s: float | None) -> bool:
-    """Whether nobody holds the other end of ``life`` any more. Waits for that, for at most ``patience_s``, or until a word comes."""
+    """Returns whether the other end of ``life`` is closed. Waits up to ``patience_s``, or until a word comes."""
     readable, _, _ = select.select([life], [], [], patience_s)
     return bool(readable) and not os.read(life, 65536)
 
 
 def stand_back() -> None:
-    """Run only when a processor would be idle: the trials that share the machine are being timed."""
+    """Runs only when a processor would be idle: the trials that share the machine are being timed."""
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:

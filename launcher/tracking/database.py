@@ -68,7 +68,7 @@ PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_mo
 
 
 def follow_move(root: Path) -> None:
-    """Let the database name this folder's files where they are now. After the folder was moved or copied it names its old place, where
+    """Lets the database name this folder's files where they are now. After the folder was moved or copied it names its old place, where
     new files would be written, and old ones looked for. With the lock held."""
     here = artifact_folder(root).as_uri()
     with closing(sqlite3.connect(root / "mlflow.db", timeout=20)) as database, database:
@@ -83,7 +83,7 @@ def follow_move(root: Path) -> None:
 
 @contextmanager
 def exclusively(root: Path) -> Iterator[None]:
-    """Hold the folder's MLflow lock. Waits as long as another process holds it: on a busy machine that may be long, and a dead one holds
+    """Holds the folder's MLflow lock. Waits as long as another process holds it: on a busy machine that may be long, and a dead one holds
     none."""
     locks = Locks(root / "mlflow.lock")
     try:
@@ -95,7 +95,7 @@ def exclusively(root: Path) -> Iterator[None]:
 
 
 def make_database(root: Path) -> None:
-    """Make ``mlflow.db`` unless it is there. The lock is held for the last step alone: making tables takes seconds, or minutes on a busy
+    """Makes ``mlflow.db`` unless it is there. The lock is held for the last step alone: making tables takes seconds, or minutes on a busy
     machine."""
     path = root / "mlflow.db"
     if path.exists():
@@ -108,7 +108,7 @@ def make_database(root: Path) -> None:
 
 
 def cached_database() -> Path | None:
-    """Where the empty database of the installed release of MLflow is kept; None for a user without a home."""
+    """Returns the path of the empty database for the installed MLflow; None for a user without a home."""
     import_mlflow()
     import mlflow
 
@@ -133,7 +133,7 @@ def _empty_database(folder: Path) -> Path:
 
 
 def _has_tables(path: Path) -> bool:
-    """Whether the file is a whole database that migrations have been through to their end."""
+    """Returns whether the file is a complete, fully migrated database."""
     with suppress(OSError, sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
         whole = database.execute("PRAGMA quick_check").fetchone() == ("ok",)
         return whole and database.execute("SELECT version_num FROM alembic_version").fetchone() is not None
@@ -141,7 +141,7 @@ def _has_tables(path: Path) -> bool:
 
 
 def _put(source: Path, path: Path) -> None:
-    """Copy ``source`` to ``path``, which is never there in part."""
+    """Copies ``source`` to ``path``, which is never there in part."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         shutil.copyfile(source, new)
@@ -163,7 +163,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def import_mlflow() -> None:
-    """Import MLflow, without the packages that it does not need here unless this process has them already."""
+    """Imports MLflow, without the packages that it does not need here unless this process has them already."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     hidden = [name for name in UNUSED if name not in sys.modules and "mlflow" not in sys.modules]

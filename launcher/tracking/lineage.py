@@ -1,7 +1,7 @@
-"""What MLflow is told of a pipeline's stage beside its run: the model that it made, the text and the model that it took, and scores.
+"""Records a pipeline's stage in MLflow beside its run: its model, its input text and model, and scores.
 
-A checkpoint or a folder of weights is a LoggedModel, READY and with the digest of its content; the weights themselves stay where they are.
-A corpus is a dataset of our own digest: nothing of it is read. Written twice, all of it is there once.
+A checkpoint or a folder of weights is a LoggedModel, READY and with the digest of its content; the weights stay where they are. A corpus is
+a dataset with our digest: nothing of it is read. Writing twice adds nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MODELS = (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE, ArtifactKind.GGUF)
 DIGEST_LETTERS = 36
-"""Of a dataset's digest MLflow takes no more."""
+"""MLflow's limit for a dataset's digest."""
 STAGE = "stage_id"
 """Tag of a LoggedModel: the stage that made it."""
 
@@ -37,7 +37,7 @@ class Lineage:
         self._client, self._experiment, self._pipeline, self._owner = client, experiment, pipeline, owner
 
     def write(self, run: str, record: Record) -> None:
-        """For a stage that is done, whose MLflow run is ``run``."""
+        """Records a finished stage, whose MLflow run is ``run``."""
         stage = stage_in(record.config)
         made = stage.made if stage is not None else None
         if stage is None or made is None:
@@ -85,7 +85,7 @@ class Lineage:
             self._client.log_inputs(run, models=[LoggedModelInput(model)])
 
     def _model(self, stage: str) -> str | None:
-        """The LoggedModel of what a stage made."""
+        """Returns the LoggedModel of the stage's artifact."""
         query = f"tags.`{STAGE}` = '{stage}' and tags.owner = '{self._owner}'"
         found = self._client.search_logged_models([self._experiment], query, max_results=1)
         return None if not found else str(found[0].model_id)

@@ -1,7 +1,7 @@
-"""A sweep in MLflow: a parent run, and a child run for each trial that has begun.
+"""Mirrors a sweep in MLflow: a parent run, and a child run for each trial that has begun.
 
-It is made from the files that launcher and trainer write, and from nothing else, so it can be killed, repeated and run late: what has
-been written is noted in tags of the runs themselves, and MLflow drops a metric that it has already. ``copier.py`` is the process.
+It is made from the files of launcher and trainer alone, so it can be killed, repeated and run late: tags of the runs note the written part,
+and MLflow drops duplicate metrics. ``copier.py`` is the process.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MlflowSweep:
         self._embedded = True
 
     def update(self) -> None:
-        """Bring MLflow up to what is on disk. Takes the lock, and lets others have it between trials; may be repeated at will."""
+        """Brings MLflow up to date with the disk. Takes the lock, and lets others have it between trials; idempotent."""
         sweep = self._store.sweep(self.name)
         try:
             client = self._client or self._open(sweep)
@@ -96,10 +96,10 @@ class MlflowSweep:
             with exclusively(self._root):
                 self._update_parent(client, sweep)
         except BaseException:
-            self._client = None  # what is in memory may differ from what was written: look again next time
+            self._client = None  # memory may differ from the server: look again next time
             raise
 
-    # -- finding what is there ----------------------------------------------------------------------------------------------
+    # -- finding existing runs ----------------------------------------------------------------------------------------------
 
     def _open(self, sweep: Sweep) -> MlflowClient:
         settings = tracking_of(sweep)
@@ -152,7 +152,7 @@ class MlflowSweep:
                 self._runs[record.id] = MirroredRun(client.create_run(self.experiment, start, tags, record.id).info.run_id)
         return self._runs[record.id]
 
-    # -- writing what is new ------------------------------------------------------------------------------------------------
+    # -- writing changes ----------------------------------------------------------------------------------------------------
 
     def _update_trial(self, client: MlflowClient, record: Record, name: str) -> None:
         """New lines of metrics, and whatever a change of the record brings. With a server rank 0 writes, until it has ended.
@@ -236,7 +236,7 @@ class MlflowSweep:
 
 
 def tracking_of(sweep: Sweep) -> TrackingConfig:
-    """Where the sweep is tracked: all its trials say the same, and pruned points say nothing."""
+    """Returns where the sweep is tracked: all its trials agree, and pruned points have no setting."""
     configs = [record.config["tracking"] for record in sweep.records if "tracking" in record.config]
     return from_record(TrackingConfig, configs[0]) if configs else TrackingConfig()
 
@@ -251,7 +251,7 @@ def attempt(mirror: MlflowSweep) -> str:
 
 
 def user() -> str:
-    """Who runs this process; a number where there is no name for it, as in a container."""
+    """Returns this process' user; a number without a name, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

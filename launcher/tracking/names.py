@@ -1,8 +1,7 @@
-"""What MLflow is told of a sweep and its trials: names and values, as plain data. Pure.
+"""Names and values of a sweep and its trials in MLflow, as plain data. Pure.
 
-A sweep is a parent run, each of its trials a child run. ``train/...`` are metrics by step, as rank 0 wrote them; the plain
-names (``step_time_s``, ...) are the trial's summary, there once it is done, so that sorting runs by ``step_time_s`` gives
-the ranking.
+A sweep is a parent run, each of its trials a child run. ``train/...`` are metrics by step, as rank 0 wrote them; the plain names
+(``step_time_s``, ...) are the trial's summary once it is done, so that sorting runs by ``step_time_s`` gives the ranking.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ V = TypeVar("V")
 LONGEST_NAME = 240
 """Letters of the name of a parameter or metric; MLflow takes 250."""
 HIDDEN = ("tracking.", "cluster.env.", "cluster.hardware.calibration.")
-"""Configuration that is not a parameter of a trial: where it is mirrored, what may be private, what fills pages."""
+"""Configuration that is not a parameter of a trial: the mirror's address, private values, page-long ones."""
 
 RUN_STATUS = {
     Status.PLANNED: "SCHEDULED", Status.SUBMITTED: "SCHEDULED", Status.RUNNING: "RUNNING", Status.DONE: "FINISHED",
@@ -66,7 +65,7 @@ def _accepted(name: str) -> str:
 
 
 def tags(record: Record, sweep: str) -> dict[str, str]:
-    """What runs are found and filtered by. ``mlflow.source.*`` is what the MLflow page shows as their origin."""
+    """Returns tags for finding and filtering runs. MLflow shows ``mlflow.source.*`` as their origin."""
     return {
         "trial": record.id,
         "sweep": sweep,
@@ -88,12 +87,12 @@ def _command(record: Record, sweep: str) -> str:
 
 
 def run_name(record: Record, label: str) -> str:
-    """What MLflow's page calls the trial whose label in its sweep is ``label``."""
+    """Returns a trial's name in MLflow from its ``label`` in the sweep."""
     return f"{label} {record.id[:6]}"
 
 
 def trial_metrics(record: Record) -> dict[str, float]:
-    """The trial's figures, measured (once it is done) and predicted. Only what is known and finite."""
+    """Returns the trial's finite figures, measured (once it is done) and predicted."""
     predicted = {f"predicted_{name}": number((record.predicted or {}).get(name)) for name in ("step_time_s", "memory_bytes")}
     known = {name: value for name, value in predicted.items() if value is not None and math.isfinite(value)}
     return known | (summary_metrics(record.read_result() or {}) if record.status is Status.DONE else {})
@@ -147,19 +146,19 @@ def sweep_command(points: Sequence[Sequence[str]]) -> str:
 
 
 def stages_markdown(records: Sequence[Record]) -> str:
-    """The stages of a pipeline as a Markdown table: what each takes, and how it stands."""
+    """Returns the stages of a pipeline as a Markdown table: inputs and state."""
     head = ["| stage | verb | id | takes | outcome |", "|---|---|---|---|---|"]
     stages = [(record, stage) for record in records if (stage := stage_in(record.config)) is not None]
     return "\n".join([*head, *(f"| {s.name} | {s.verb} | {s.id} | {takes(s)} | {r.status.value} |" for r, s in stages)])
 
 
 def takes(stage: StageRun) -> str:
-    """What a stage takes, by the name of the stage that makes it or of the folder."""
+    """Returns a stage's inputs, by the name of the stage or folder."""
     return ", ".join(stage.made_by.get(name, folder) for name, folder in stage.sources.items()) or "-"
 
 
 def view_name(sweep: str, owner: str) -> str:
-    """What MLflow's page calls the view of a sweep; the owner's mark keeps sweeps of one name on one server apart."""
+    """Returns the name of a sweep's view in MLflow; the owner's mark keeps sweeps of one name on one server apart."""
     return f"{sweep}-{owner}"
 
 

@@ -1,4 +1,4 @@
-"""The launcher's side of the MLflow mirror: say what has news, start the copier, wait for it a moment. The sweep never waits for MLflow."""
+"""The launcher's side of the MLflow mirror: marks changes, starts the copier, waits for it a moment. The sweep never waits for MLflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.tracking.database import environment
 from launcher.trials.store import Record
 
 PATIENCE_S = 5.0
-"""How long a command that has measured something waits for MLflow before it leaves the rest to the background, where there is one."""
+"""Seconds for which a command that has measured something waits for MLflow before it leaves the rest to the background."""
 _OF_MACHINE = 0xEFFFFFFC
 """Number of a machine's own PID namespace (PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h)."""
 PERIOD_S = 5.0
@@ -63,8 +63,8 @@ class MlflowMirror:
         self._told = time.monotonic()
 
     def finish(self, patience_s: float | None = None) -> None:
-        """Let the copier finish what is left, without waiting for longer than ``patience_s``; None: than is configured, or else until all
-        is copied where the copier would end with this command."""
+        """Lets the copier finish, for at most ``patience_s``; None: the configured time, or until all is copied where the copier would end
+        with this command."""
         if patience_s is None:
             patience_s = self._wait_s if self._wait_s is not None else math.inf if nothing_outlives_us() else PATIENCE_S
         if not self._here:
@@ -107,7 +107,7 @@ class MlflowMirror:
 
 
 def nothing_outlives_us() -> bool:
-    """Whether this command is what a container was started for: it is its first process, or the child of that. All else there ends then."""
+    """Returns whether this command is a container's main process, or its child: all other processes end with it."""
     try:
         contained = os.stat("/proc/self/ns/pid").st_ino != _OF_MACHINE
     except OSError:
@@ -125,7 +125,7 @@ def start_copier(root: Path, life: int = subprocess.DEVNULL) -> subprocess.Popen
 
 
 def _output(path: Path) -> BinaryIO:
-    """The log of copiers; nowhere if it cannot be written, which must not end what measures."""
+    """Opens the log of copiers; falls back to nowhere, since logging must not end a measurement."""
     try:
         return path.open("ab")
     except OSError as error:
@@ -134,8 +134,7 @@ def _output(path: Path) -> BinaryIO:
 
 
 def resume(root: Path) -> None:
-    """Have copied in the background what an earlier copier was killed before it had copied; nothing in folders of other people, or that
-    cannot be written."""
+    """Copies in the background the sweeps of a killed copier, except in folders of other users or without write permission."""
     with suppress(OSError):
         if unmirrored.names(root) and root.stat().st_uid == os.getuid() and os.access(root, os.W_OK):
             start_copier(root)

@@ -1,4 +1,4 @@
-"""Whether anything can be tracked where ``tracking.uri`` says: asked before anything is submitted, answered within seconds."""
+"""Checks, within seconds and before submission, that ``tracking.uri`` is reachable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_tracking(tracking: TrackingConfig, root: Path) -> None:
         parts = urlsplit(tracking.uri)
         scheme, port = parts.scheme.partition("+")[0], parts.port
     except ValueError as error:
-        raise ConfigError(f"tracking.uri={tracking.uri!r} is no address ({error}); {REMEDY}") from None
+        raise ConfigError(f"tracking.uri={tracking.uri!r} is not an address ({error}); {REMEDY}") from None
     if scheme == "sqlite":
         _check_file(Path(parts.path[1:]), f"tracking.uri={tracking.uri} names ", "name a file in a folder that exists and can be written")
     elif scheme in PORTS:
@@ -53,11 +53,11 @@ def check_tracking(tracking: TrackingConfig, root: Path) -> None:
 def _check_file(path: Path, who: str, remedy: str) -> None:
     """A database that is there must be a file that can be written; where one is to be made, its folder must take it."""
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{who}{path}, which is no file; {remedy}")
+        raise ConfigError(f"{who}{path}, which is not a file; {remedy}")
     if path.exists() and not os.access(path, os.W_OK):
         raise ConfigError(f"{who}{path}, which cannot be written; {remedy}")
     if who and not path.exists() and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise ConfigError(f"{who}{path}, but {path.parent} is no folder that can be written; {remedy}")
+        raise ConfigError(f"{who}{path}, but {path.parent} is not a writable folder; {remedy}")
 
 
 def _check_host(uri: str, parts: SplitResult, port: int) -> None:

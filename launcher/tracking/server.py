@@ -69,7 +69,7 @@ class LocalServer:
             return False
 
     def _listens(self) -> bool:
-        """Whether one of its processes holds the port."""
+        """Returns whether one of its processes holds the port."""
         try:
             family = psutil.Process(self._process.pid)
             found = [each.net_connections("tcp") for each in (family, *family.children(recursive=True))]
@@ -82,7 +82,7 @@ class LocalServer:
         return self._process.wait()
 
     def close(self) -> None:
-        """End the server and all that it started."""
+        """Ends the server and all that it started."""
         for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, None)):
             try:
                 os.killpg(self._process.pid, number)

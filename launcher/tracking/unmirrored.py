@@ -1,4 +1,4 @@
-"""Which sweeps MLflow may not have all of: a file for each, in a folder next to the trials.
+"""Lists sweeps that MLflow may not have in full: a file for each, in a folder next to the trials.
 
     <root>/unmirrored/NAME    there is news of the sweep on disk
     <root>/unmirrored/.NAME   it is being copied, or was when its copier was killed; holds what went wrong last
@@ -31,7 +31,7 @@ def names(root: Path) -> list[str]:
 
 
 def take(root: Path, sweep: str) -> None:
-    """From here on ``sweep`` is being copied: what is on disk now, at least."""
+    """Marks ``sweep`` as being copied: at least its present state on disk."""
     with suppress(FileNotFoundError):
         (root / FOLDER / sweep).replace(_taken(root, sweep))
 
@@ -42,12 +42,12 @@ def forget(root: Path, sweep: str) -> None:
 
 
 def complain(root: Path, sweep: str, trouble: str) -> None:
-    """What was taken could not be copied, and why."""
+    """Records why a sweep could not be copied."""
     _taken(root, sweep).write_text(trouble)
 
 
 def trouble(root: Path, sweep: str) -> str:
-    """What went wrong last; empty when nothing did."""
+    """Returns the last error; empty without one."""
     with suppress(FileNotFoundError):
         return _taken(root, sweep).read_text()
     return ""

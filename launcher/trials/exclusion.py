@@ -22,7 +22,7 @@ class Exclusion:
 
 
 def exclusions(history: Sequence[Mapping[str, Any]], seconds: float, now: float) -> list[Exclusion]:
-    """Those that hold at ``now``, the oldest first. ``history`` is that of ``Record``."""
+    """Returns the exclusions in force at ``now``, the oldest first. ``history`` is that of ``Record``."""
     newest: dict[str, Exclusion] = {}
     for attempt in sorted(history, key=lambda attempt: attempt.get("ended") or 0.0):
         for node in attempt.get("bad_nodes", ()):
@@ -32,7 +32,7 @@ def exclusions(history: Sequence[Mapping[str, Any]], seconds: float, now: float)
 
 
 def choose(wanted: Sequence[Exclusion], possible: Callable[[tuple[str, ...]], bool]) -> list[Exclusion]:
-    """As many of ``wanted`` as leave enough nodes, which ``possible`` says of some nodes that are left out."""
+    """Returns as many of ``wanted`` as leave enough nodes, as ``possible`` decides."""
     for start in range(len(wanted)):
         if possible(names(wanted[start:])):
             return list(wanted[start:])
@@ -45,7 +45,7 @@ def names(chosen: Sequence[Exclusion]) -> tuple[str, ...]:
 
 
 def words(wanted: Sequence[Exclusion], chosen: Sequence[Exclusion]) -> str:
-    """For a person: which nodes are left out, until when, and which could not be; empty when there is nothing to say."""
+    """Describes which nodes are avoided until when, and which could not be; empty without any."""
     dropped = [exclusion for exclusion in wanted if exclusion not in chosen]
     left_out = [f"{e.node} (at fault in attempt {e.attempt}, until {time.strftime('%H:%M', time.localtime(e.until))})" for e in chosen]
     again = [f"{e.node} (at fault in attempt {e.attempt})" for e in dropped]

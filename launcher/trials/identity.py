@@ -1,18 +1,18 @@
-"""What makes two trials the same trial.
+"""Defines when two trials are the same.
 
-A trial's id is a hash of everything that can change what it computes or how fast: its configuration, and the content of files that a tuning
-reads at paths (``digests``). A prepared corpus is known by its path, and so are files that another trainer's command names: where they
-have changed since a trial was measured, it is said. Left out, because a trial repeated with another value would measure the same thing:
+A trial's id is a hash of everything that can change its result or its speed: its configuration, and the content of files that a tuning
+reads (``digests``). A prepared corpus and files of another trainer's command count by path; a change since a measurement is reported.
+Excluded, because another value would measure the same:
 
 - ``tracking``: where measurements are mirrored;
-- ``cluster.hardware`` but its name: rates are the cost model's input, and calibration changes them while a search runs
-  (the two that reach the trainer, peak and memory, are in ``run``);
+
+- ``cluster.hardware`` but its name: rates are the cost model's input, and calibration changes them during a search (peak and memory reach
+the trainer in ``run``);
+
 - the cluster's ``passing`` keys: how patiently, how many at once, at whose expense.
 
-Of what a run reads and that may change at the same path (examples, their tokenizer and what names its ends, the checkpoint that is tuned)
-whole files are hashed: a size and a time do not tell a copy from a change. It costs little, since the launcher has read every line of the
-examples before, to check them; a checkpoint is named by its manifest, as in what tuning writes. A file is read once as long as its size and
-its time stay. Pods have files that this machine may not have; of these nothing is known here.
+Examples, their tokenizer and a tuned checkpoint may change at the same path, so whole files are hashed (a checkpoint by its manifest), once
+as long as size and time stay. Files that only pods have are unknown here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIRST = (
     "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "activation", "dropout", "attention", "rope_theta",
     "norm_eps", "init_std",
 )  # fmt: skip
-"""Keys of the model that were there from the first; what a later one adds counts where it differs from the usual."""
+"""The model's original keys; later ones count only if they differ from the default."""
 
 
 def trial_id(config: Config) -> str:
@@ -78,7 +78,7 @@ def digest(content: Any) -> str:
 
 
 def digests(config: Config) -> dict[str, str]:
-    """By what it is; empty for a run that reads none of it, or where it is out of sight."""
+    """Returns digests of a run's input files by content; empty without any, or if they are not visible here."""
     data, files = config.data, dict[str, Path]()
     if config.trainer.foreign or not config.cluster.shares_files:
         return {}
@@ -94,8 +94,8 @@ def digests(config: Config) -> dict[str, str]:
 
 
 def contents(config: Config) -> dict[str, str]:
-    """``digests``, and those of what a trial's id knows by its path alone: a prepared corpus, and files that the command of another
-    trainer names. A change in them does not make another trial; a command that finds such a trial measured already says so."""
+    """Returns ``digests``, and those of files that the id holds by path alone (a prepared corpus, files of another trainer's command). A
+    change of them keeps the trial; a command that finds it measured reports the change."""
     if not config.cluster.shares_files:
         return {}
     command = run_of(config).command
@@ -111,7 +111,7 @@ def _digest(path: Path) -> str:
     try:
         known = path.stat()
         return _read(path.absolute(), known.st_ino, known.st_size, known.st_mtime_ns)
-    except OSError:  # whoever reads it says what is wrong
+    except OSError:  # its reader reports the error
         return ""
 
 

@@ -1,4 +1,4 @@
-"""An attempt of a trial as a backend sees it: what is to be run, by what it is found again, and how it stands."""
+"""An attempt of a trial as a backend sees it: its configuration, the name by which it is found again, and its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handle = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What a backend needs to know of a trial's attempt."""
+    """A backend's input for a trial's attempt."""
 
     trial: str  # trial id
     sweep: str  # sweep name, for labels
@@ -43,7 +43,7 @@ class Job:
 
     @property
     def request_path(self) -> Path:
-        """Where the text of the request is kept, as it was submitted."""
+        """Returns the file of the request, as it was submitted."""
         return self.directory / "logs" / f"attempt{self.attempt}.submitted.txt"
 
     def log_path(self, rank: int) -> Path:
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobState:
-    """How a job stands according to its backend."""
+    """The state of a job according to its backend."""
 
     status: Status  # submitted, running, done, failed or stopped
     reason: Reason | None = None  # for failed and stopped; None: no more is known than that it ended, so the ranks' own words decide

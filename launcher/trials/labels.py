@@ -17,17 +17,17 @@ from trainer.shared.run.read import flatten
 UNSAID = ("sweep", "search", "tracking", "hydra", "dry_run", "expect")
 """Sections whose keys cannot set one trial apart from another."""
 LAYOUT = ("layout", "serving")
-"""Sections whose keys the words of the layout say; what else of them sets trials apart is added where labels are alike."""
+"""Sections that the layout's label already describes; further keys are added where labels are alike."""
 LONGEST = 40
 """Characters of a value in a label."""
 
 
 def trial_labels(records: Iterable[Record]) -> dict[str, str]:
-    """What sets each trial of a sweep apart from the others, in words, by trial id. No two are alike.
+    """Returns unique labels of a sweep's trials, by trial id.
 
-    The words of the layout where layouts differ, then KEY=VALUE of what differs among the overrides. A pruned combination has no layout,
-    only overrides. Trials that are still alike have been composed from other files: they get what differs in their configurations, or
-    the first digits of their ids. Where nothing differs, the layout is the label.
+    The layout's words where layouts differ, then KEY=VALUE of differing overrides. A pruned combination has overrides alone. Trials that
+    are still alike are composed from other files: they get their differing configuration, or the first digits of their ids. Where nothing
+    differs, the layout is the label.
     """
     trials = {record.id: record for record in records}
     layouts = {name: layout_label(layout) for name, record in trials.items() if (layout := record.config.get("layout"))}
@@ -135,7 +135,7 @@ def newest_step(record: Record) -> str:
 
 
 def outcome(record: Record) -> str:
-    """How a trial ended: its step time, or the reason and the words that go with it."""
+    """Describes how a trial ended: its step time, or reason and words."""
     if record.status is Status.DONE:
         step_time = positive((record.read_result() or {}).get("step_time_s"))
         return "done" + (f"  {seconds(step_time)} a step" if step_time else "")

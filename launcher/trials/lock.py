@@ -1,8 +1,7 @@
-"""Who may run what: names locked between launchers, freed by the kernel when a launcher dies.
+"""Locks names between launchers; the kernel frees them when a launcher dies.
 
-One file holds all locks: a name is locked as one byte at an offset made from its hash, so a sweep of a thousand trials
-costs one file descriptor. The locks are POSIX record locks: they belong to the process, are not inherited by the ranks it
-starts, and work over NFS.
+One file holds all locks: a name is locked as one byte at an offset made from its hash, so a sweep of a thousand trials costs one file
+descriptor. POSIX record locks belong to the process, are not inherited by the ranks it starts, and work over NFS.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Locks:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def take(self, name: str) -> bool:
-        """Lock ``name`` for this process; False when another process holds it. Never waits."""
+        """Locks ``name`` for this process; False when another process holds it. Never waits."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(name))
         except (BlockingIOError, PermissionError):
@@ -39,7 +38,7 @@ class Locks:
         return True
 
     def held(self, name: str) -> bool:
-        """Whether another process holds ``name``. Do not ask for a name that this process has locked: it would be freed."""
+        """Returns whether another process holds ``name``. Never pass a name that this process has locked: that would free it."""
         if not self.take(name):
             return True
         self.free(name)
@@ -49,7 +48,7 @@ class Locks:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _offset(name))
 
     def close(self) -> None:
-        """Free everything."""
+        """Frees everything."""
         os.close(self._descriptor)
 
 

@@ -1,12 +1,11 @@
-"""From everything known of an ended attempt to one status and one reason. Pure.
+"""Reduces everything known of an ended attempt to one status and one reason. Pure.
 
-Known are: what the backend says of the job, what rank 0 wrote (``result.json``), and what each failing rank wrote
-(``failure-<rank>.json``). When one rank fails its peers fail too, a moment later and for a duller reason (a lost
-connection), so the reason is the one that cannot be a consequence of the others.
+The inputs are the backend's state of the job, rank 0's ``result.json``, and each failing rank's ``failure-<rank>.json``. When one rank
+fails its peers fail a moment later with a lost connection, so the reason is the one that cannot be a consequence of the others.
 
-A result that says "done" counts where the ranks that failed did so in their shutdown. Our own ranks write it when each of them has
-given what it measured: whatever fails later, nothing is missing. The ranks of another trainer are observed one by one, and the result
-is what one of them told: a rank that failed while others went on was no part of it, and its layout was not measured.
+A result "done" counts if failing ranks failed in their shutdown: our own ranks write it when each has given its measurements. Another
+trainer's ranks are observed one by one, and one of them tells the result: if a rank failed while others went on, its layout was not
+measured.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ come a moment after the others have ended."""
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank of a trainer that is not ours told of its steps."""
+    """Steps that one rank of another trainer reported."""
 
     lines: tuple[Mapping[str, Any], ...]  # of ``metrics.jsonl``
     whole: bool  # they are all that it was to run
@@ -94,8 +93,8 @@ def decide(
 
 
 def all_said(attempt: int, state: JobState, result: dict[str, Any] | None, failures: Sequence[dict[str, Any]]) -> bool:
-    """Whether the files of an ended attempt are complete, as far as one can know: a result, or a failure with a cause other than lost
-    peers. When the backend could not start the ranks, there are none to wait for."""
+    """Returns whether the files of an ended attempt are complete: a result, or a failure with a cause other than lost peers. If the backend
+    could not start the ranks, none are expected."""
     newest = max(attempt, state.attempt or 0)
     words = [*failures, *([result] if result is not None else [])]
     said = [reason_of(data) for data in words if attempt_of(data) >= newest]
@@ -115,7 +114,7 @@ def silent_nodes(nodes: Sequence[str], world_size: int, attempt: int, failures: 
 
 
 def _incomplete(state: JobState, result: dict[str, Any], failures: Sequence[dict[str, Any]], told: Told | None) -> bool:
-    """Whether a result that says "done" lacks the part of a rank."""
+    """Returns whether a result "done" lacks the part of a rank."""
     if told is None or outcome_of(result)[1] is Reason.MEASURED:  # those whose steps were enough were ended
         return False
     if not told.whole and (failures or state.status is Status.FAILED):
@@ -124,7 +123,7 @@ def _incomplete(state: JobState, result: dict[str, Any], failures: Sequence[dict
 
 
 def _after(failure: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
-    """Whether a step was written down after a rank failed. Only ranks of different machines are compared by their dates."""
+    """Returns whether a step was recorded after a rank failed. Dates are compared across machines only."""
     passed = steady.age(failure.get("clock"), line.get("clock"))
     if passed is not None:
         return passed > 0
@@ -133,7 +132,7 @@ def _after(failure: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
 
 
 def _of_shutdown(state: JobState, failures: Sequence[dict[str, Any]]) -> str:
-    """A remark on a run that is done: what failed when all was measured; else what the backend says of a run that went well."""
+    """Returns a remark on a finished run: its late failure, or the backend's words."""
     if state.status is Status.DONE and not failures:
         return state.detail
     if failures or (state.status is Status.FAILED and state.reason in (None, Reason.ERROR)):

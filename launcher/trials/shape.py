@@ -1,4 +1,4 @@
-"""Whether what was read from ``trial.json`` has the types that a record promises: asked once, so that no reader has to. Pure."""
+"""Checks the types of ``trial.json`` once, so that readers need not. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainer.shared.run.read import SECTION
 from trainer.shared.run.value_types import fits
 
 LATEST = 1e11
-"""Unix seconds, some time in the year 5138: what is later is not the time of a trial."""
+"""Latest valid unix seconds, some time in the year 5138."""
 
 
 @dataclass
 class HandleShape:
-    """What handles hold, of whichever backend."""
+    """Fields of handles, of all backends."""
 
     job: str
     job_id: str
@@ -37,7 +37,7 @@ class HandleShape:
 
 @dataclass
 class AttemptShape:
-    """An earlier attempt, or what it has left at its place."""
+    """An earlier attempt, or its remaining objects."""
 
     attempt: int
     status: str
@@ -53,7 +53,7 @@ class AttemptShape:
 
 @dataclass
 class PredictedShape:
-    """What was expected of the trial."""
+    """The prediction of the trial."""
 
     step_time_s: float | None
     interval_s: list[float] | None
@@ -62,8 +62,8 @@ class PredictedShape:
 
 
 def is_whole(data: Mapping[str, Any]) -> bool:
-    """Whether the values of a trial's record whose fields have the right types fit together: the cluster is of the class that its backend
-    names, dates are dates, and a stage is one."""
+    """Returns whether well-typed values of a record fit together: the cluster's class is its backend's, dates are dates, and a stage is
+    one."""
     cluster, stage = data.get("cluster", {}), data.get("config", {}).get(SECTION)
     try:
         placed = isinstance(cluster, Mapping) and fits(cluster_class(cluster.get("backend", "local")), cluster)
@@ -75,5 +75,5 @@ def is_whole(data: Mapping[str, Any]) -> bool:
 
 
 def is_time(value: Any) -> bool:
-    """Whether ``value`` can be the unix seconds of something that happened."""
+    """Returns whether ``value`` can be unix seconds."""
     return fits(float, value) and 0 <= value < LATEST

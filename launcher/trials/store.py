@@ -75,7 +75,7 @@ def _plain(default: Any, holds: Any) -> Any:
 
 @dataclass
 class Record:
-    """What the launcher knows of a trial. Times are unix seconds."""
+    """The launcher's record of a trial. Times are unix seconds."""
 
     id: str
     directory: Path = field(metadata={"holds": Any})  # of the launcher that asks, whatever the file says
@@ -121,8 +121,8 @@ class Record:
         return last_object(self.directory / METRICS)
 
     def answered(self, enough: Collection[Reason] = ()) -> bool:
-        """Whether running the trial again would only repeat what is known: all of its steps, out of memory, diverged, or that a search
-        ended it for a reason that is ``enough``."""
+        """Returns whether running again would only repeat a known answer: all steps, out of memory, diverged, or ended by a search for a
+        reason that is ``enough``."""
         if self.status is Status.DONE:
             whole = self.reason is None or self.reason in enough
             return whole and (self.read_result() or {}).get("status") == Status.DONE.value
@@ -170,7 +170,7 @@ class Store:
     def plan(self, point: Point, sweep: str, commit: str | None = None, rerun: bool = False) -> Record:
         """The record of a point: the one on disk, or a new one with its directory and ``config.yaml``.
 
-        What the plan adds to it is not saved: only who has locked the trial may do that.
+        Changes by the plan are not saved: only the holder of the trial's lock may do that.
         """
         if point.config is None:
             return self._pruned(point.overrides, point.reason, point.error or "")
@@ -195,8 +195,8 @@ class Store:
         write_json(record.directory / "trial.json", record.to_json(), durable=durable)
 
     def save_intended(self, records: Sequence[Record]) -> None:
-        """``save_all`` of trials that are about to be submitted, with their ``config.yaml``: whatever became of it, the ranks read what the
-        trial's id stands for."""
+        """Saves trials that are about to be submitted, with their ``config.yaml``, so that the ranks read exactly the configuration of the
+        trial's id."""
         if records:
             with ThreadPoolExecutor(min(32, len(records))) as pool:
                 list(pool.map(lambda record: save(record.config, record.directory / CONFIG), records))
@@ -239,7 +239,7 @@ class Store:
         if len(found) == 1:
             return self.load(found[0])
         if found:
-            raise ConfigError(f"trial {prefix!r} is short for {len(found)} trials ({', '.join(found[:4])}...); give more digits")
+            raise ConfigError(f"trial id {prefix!r} is ambiguous ({len(found)} matches: {', '.join(found[:4])}...); type more of it")
         raise ConfigError(f"there is no trial {prefix!r} in {self.root}{nearest(prefix, known)}; 'trireme status' lists them")
 
     def stage(self, name: str) -> Record | None:
@@ -271,11 +271,11 @@ class Store:
         return Sweep(name, data["created"], data["launcher"], records, front if isinstance(front, dict) else {})
 
     def write_front(self, name: str, front: dict[str, Any]) -> None:
-        """Add what a search of inference found to its sweep."""
+        """Adds an inference search's result to its sweep."""
         self._write_sweep(name, self._read_sweep(name) | {"front": front})
 
     def write_sweep(self, name: str, records: Sequence[Record], launcher: str) -> None:
-        """Add ``records`` to the sweep. Points it has already keep their place; those not named stay, but for earlier trials of a stage."""
+        """Adds ``records`` to the sweep. Existing points keep their place, except for earlier trials of a stage."""
         data, ids, stages = self._read_sweep(name), {record.id for record in records}, {record.stage for record in records if record.stage}
         points = {point["trial"]: point for point in data["points"] if point["trial"] in ids or point.get("stage") not in stages}
         for record in records:
@@ -297,7 +297,7 @@ class Store:
         return self.sweeps / f"{check_name(name)}.json"
 
     def _read_sweep(self, name: str) -> dict[str, Any]:
-        """What is whole in a sweep's file; of one that is new or damaged, the empty sweep."""
+        """Returns the valid part of a sweep's file; an empty sweep if it is new or damaged."""
         stored = read_json(self._sweep_path(name)) or {}
         check_format(stored, self._sweep_path(name))
         right = {"launcher": str, "points": list[Any], "front": dict[str, Any]}
@@ -321,7 +321,7 @@ class Store:
     # -- stop requests --------------------------------------------------------------------------------------------------
 
     def ask_to_stop(self, record: Record, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
-        """Leave a request for the launcher that runs the trial; it acts within a second."""
+        """Leaves a request for the launcher that runs the trial; it acts within a second."""
         write_json(self.requests / record.id, {"reason": reason.value, "detail": detail})
 
     def stop_requests(self) -> dict[str, tuple[Reason, str]]:
@@ -338,7 +338,7 @@ class Store:
 
 
 def _point_in(entry: Any) -> dict[str, Any] | None:
-    """What is whole of a point in a sweep's file; None where its trial is not told."""
+    """Returns the valid part of a point in a sweep's file; None without a trial."""
     if not isinstance(entry, dict) or not fits(str, entry.get("trial")) or not _ID.fullmatch(entry["trial"]):
         return None
     right = {"overrides": list[str], "pruned": dict[str, Any] | None, "stage": str}
@@ -367,7 +367,7 @@ def recorded_run(record: Record) -> ResolvedTrainConfig:
 
 
 def recorded_cluster(record: Record) -> ClusterConfig:
-    """Where the trial runs, or ran."""
+    """Returns the cluster that runs, or ran, the trial."""
     return cluster_from_record(record.cluster)
 
 

@@ -1,4 +1,4 @@
-"""What a trial of another trainer ran, as files that need nothing of this project. Pure."""
+"""Exports a trial of another trainer as files that need nothing of this project. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IN_SHELL = {
     **{name: f'"${name.upper()}"' for name in ("rank", "local_rank", "master_addr", "master_port")},
     "node_rank": '"$GROUP_RANK"',
 }
-"""What the placeholders that only a rank knows are in a script that torchrun starts."""
+"""Values of placeholders that only a rank knows, in a script that torchrun starts."""
 
 
 def as_files(command: CommandConfig, layout: LayoutConfig, per_node: int, comment: str) -> dict[str, str]:

@@ -215,7 +215,7 @@ def test_a_table_that_is_none_is_refused_in_plain_words(text: str | None, messag
 def test_a_table_that_is_no_utf8_is_refused_in_plain_words(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     table = table_of(tmp_path)
     table.write_bytes(pack(table.read_bytes()))
-    with pytest.raises(ConfigError, match=r"it is no text in UTF-8; unpack it, or save it as CSV in UTF-8"):
+    with pytest.raises(ConfigError, match=r"it is not UTF-8; unpack it, or save it as CSV in UTF-8"):
         read(table)
 
 

@@ -21,13 +21,13 @@ BAD = [
     ("ftp://host/x", "is none of MLflow's servers or databases"),
     ("./mlruns", "is none of MLflow's servers or databases"),
     ("http://", "names no host"),
-    ("http://host:port", "is no address"),
+    ("http://host:port", "is not an address"),
     ("http://no-such-host.invalid:5000", "there is no host 'no-such-host.invalid'"),
     ("http://127.0.0.1:PORT", "nobody answers at 127.0.0.1:PORT"),
     ("postgresql+psycopg2://127.0.0.1:PORT/db", "nobody answers at 127.0.0.1:PORT"),
-    ("sqlite:////dev/null/mlflow.db", "is no folder that can be written"),
-    ("sqlite:////dev/null", "which is no file"),
-    ("sqlite:////no/such/folder/mlflow.db", "is no folder that can be written"),
+    ("sqlite:////dev/null/mlflow.db", "is not a writable folder"),
+    ("sqlite:////dev/null", "which is not a file"),
+    ("sqlite:////no/such/folder/mlflow.db", "is not a writable folder"),
 ]
 
 
