@@ -1,2 +1,1 @@
-"""The verbs a person types. Each is a module of the name with ``main(argv) -> exit code``, imported only when it is called; ``main.VERBS``
-says what they do."""
+"""The verbs of the command line: one module each with ``main(argv) -> exit code``, imported when called; ``main.VERBS`` describes them."""

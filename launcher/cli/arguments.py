@@ -1,4 +1,4 @@
-"""What the verbs that look at a sweep have in common: how it is named on the command line, and how it is read."""
+"""Shared arguments of the verbs that look at a sweep, and reading it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sweep_parser(verb: str, description: str) -> argparse.ArgumentParser:
 
 
 def open_sweep(arguments: argparse.Namespace) -> Sweep:
-    """The sweep that was asked for. Trials that a launcher left in a queue are asked after; ``ConfigError`` when there is no such sweep."""
+    """Returns the requested sweep, polling trials that a launcher left in a queue. Raises ``ConfigError`` if there is none."""
     from launcher.trials.store import Store
 
     store = Store(arguments.dir)
@@ -36,8 +36,8 @@ def open_sweep(arguments: argparse.Namespace) -> Sweep:
 
 
 def caught_up(store: Store, read: Callable[[], Sweep]) -> Sweep:
-    """The sweep that ``read`` reads, its trials asked after; as last recorded, and said to be, where no queue answers, or nothing can be
-    written down: what is known can be read on a full disk, and by those who may only read."""
+    """Returns the sweep that ``read`` reads, its trials polled; as last recorded, with a note, if no queue answers or nothing can be
+    written: a full disk and a reader without write permission must not hide it."""
     from launcher.backends.contract import BackendError
     from launcher.backends.pool import Backends
     from launcher.sweep.reconcile import catch_up
@@ -52,5 +52,5 @@ def caught_up(store: Store, read: Callable[[], Sweep]) -> Sweep:
         if error.errno not in UNWRITABLE:
             raise
         print(f"as last recorded, since {error.filename or store.root} cannot be written: {error.strerror}", file=sys.stderr)
-        return read()  # without what was found out, and could not be kept
+        return read()  # without the polled states, which could not be saved
     return sweep

@@ -53,7 +53,7 @@ REACHED = {
 }
 """Constants that are shares, in words."""
 SAID = 0.9
-"""A constant was learnt if its spread is below this part of what it was."""
+"""A constant counts as learnt if its spread falls below this share of the prior's."""
 
 
 def main(argv: list[str]) -> int:
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     name = f"{base}_calibrated" if arguments.out is None else arguments.out
     path = target(name, "--out", FOLDER if arguments.config_dir is None else arguments.config_dir / "hardware")
     if path.exists():
-        raise ConfigError(f"--out={name}: {path} exists and stays what it is; choose another name, or remove it")
+        raise ConfigError(f"--out={name}: {path} already exists and will not be overwritten; choose another --out or delete it")
     check_file(path, "--out")
     lesson = lesson_of(rows, files[base], name)
     write(path, lesson.hardware, f"Learnt by 'trireme calibrate' from {lesson.counted} of {base}.", "--out")
@@ -90,11 +90,11 @@ def main(argv: list[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser("trireme calibrate", description=DESCRIPTION, formatter_class=form)
-    made.add_argument("runs", nargs="?", metavar="SWEEP|TABLE.csv", help="what was measured (default: the newest sweep)")
+    made.add_argument("runs", nargs="?", metavar="SWEEP|TABLE.csv", help="measured runs (default: the newest sweep)")
     made.add_argument(
         "--out", action=NamedOption, metavar="NAME", help="name of the file, for hardware=NAME (default: HARDWARE_calibrated)"
     )
-    made.add_argument("--show", action=NamedOption, metavar="NAME", help="say what the hardware file NAME has learnt, and stop")
+    made.add_argument("--show", action=NamedOption, metavar="NAME", help="describe the calibration in the hardware file NAME, and stop")
     made.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     add_folder(made, "folder of config groups of your own: the file goes to DIR/hardware")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -134,7 +134,7 @@ def machine_of_rows(rows: Sequence[MeasuredRun], known: HardwareFiles) -> str:
 
 
 def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) -> Lesson:
-    """What ``rows`` teach of ``hardware``. ``ConfigError`` where the cost model can say nothing of any."""
+    """Calibrates ``hardware`` with ``rows``. Raises ``ConfigError`` if the cost model cannot predict any."""
     from launcher.tables.canonical import Unanswerable
     from launcher.tables.cases import table_case
     from launcher.tables.learning import learn
@@ -151,7 +151,7 @@ def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) 
 
 
 def document(lesson: Lesson, path: Path) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Returns the document of ``--json``."""
     import numpy as np
 
     errors = {name: float(np.median(abs(np.expm1(values)))) for name, values in (("before", lesson.before), ("after", lesson.after))}
@@ -165,7 +165,7 @@ def document(lesson: Lesson, path: Path) -> dict[str, Any]:
 
 
 def show(lesson: Lesson, path: Path) -> None:
-    """What was learnt, for people."""
+    """Prints the calibration."""
     import numpy as np
 
     console = wide_console()
@@ -177,14 +177,14 @@ def show(lesson: Lesson, path: Path) -> None:
 
 
 def show_file(name: str, folder: Path | None, as_json: bool) -> int:
-    """What the hardware file ``name`` has learnt. ``ConfigError`` where there is none, or it has learnt nothing."""
+    """Returns the calibration in the hardware file ``name``. Raises ``ConfigError`` without one."""
     from launcher.config import compose
     from launcher.config.compose import config_groups
     from launcher.tables.learning import as_id
 
     known = config_groups(folder).get("hardware", [])
     if name not in known:
-        raise ConfigError(f"--show={name} is no hardware file{nearest(name, known)}; there are {listed(known)}")
+        raise ConfigError(f"--show={name} is not a hardware file{nearest(name, known)}; there are {listed(known)}")
     hardware = compose([f"hardware={name}"], folder).cluster.hardware
     if not hardware.learnt:
         raise ConfigError(f"--show={name} has learnt nothing from runs; 'trireme calibrate SWEEP --out NAME' writes a file that has")
@@ -198,7 +198,7 @@ def show_file(name: str, folder: Path | None, as_json: bool) -> int:
 
 
 def words(hardware: HardwareConfig) -> list[str]:
-    """What a file has learnt, one sentence for each thing, the surest first. What the runs say nothing of is left out."""
+    """Lists a file's calibrated constants, one sentence each, the surest first; omits unaffected ones."""
     from launcher.config.constants import constant_entries
     from launcher.config.uncertainty import shipped_widths, widths_on
     from launcher.cost.inputs.constants import SHIPPED
@@ -234,12 +234,12 @@ def words(hardware: HardwareConfig) -> list[str]:
 
 
 def keep(name: str, folder: str, hardware: HardwareConfig) -> Path | None:
-    """What the search ``name`` has learnt as hardware=``name``, where the next one finds it; None if there was nothing to learn."""
+    """Writes the calibration of the search ``name`` as hardware=``name``, where the next one finds it; None if it learnt nothing."""
     try:
         path = target(name, "sweep.name")
         first = f"Learnt by the search {name} "
         if path.exists() and first not in path.read_text().partition("learnt:")[0]:
-            raise ConfigError(f"{path} is not of this search and stays what it is; name the search otherwise (sweep.name)")
+            raise ConfigError(f"{path} was not written by this search and will not be overwritten; set another sweep.name")
         rows = sweep_rows(name, folder)
         lesson = lesson_of([row for row in rows if row.step_seconds], hardware, name)
         write(path, lesson.hardware, first + f"from {plural(len(lesson.before), 'trial')}.", "sweep.name")

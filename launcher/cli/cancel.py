@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     parser.add_argument(
-        "--forget", action="store_true", help="give up what cannot be reached any more: nothing is asked of its place, where it may go on"
+        "--forget", action="store_true", help="give up jobs on an unreachable backend without contacting it; they may still run there"
     )
     arguments = parser.parse_args(argv)
     from launcher.backends.contract import BackendError
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def _wait(store: Store, records: Sequence[Record]) -> list[Record]:
-    """Wait for the launchers that run ``records`` to obey; returns the trials that have not ended."""
+    """Waits for the launchers that run ``records`` to obey; returns the trials that have not ended."""
     if records:
         holders = sorted({record.launcher for record in records if record.launcher})
         print(f"asked {', '.join(holders) or 'the launcher'} to stop {len(records)} trials", file=sys.stderr)

@@ -60,7 +60,7 @@ def wide_console() -> Console:
 
     console = Output(highlight=False, markup=False, emoji=False)
     columns = os.environ.get("COLUMNS", "")
-    if not (columns.isdecimal() and int(columns)):  # 0, as some shells without a terminal have it, is no width
+    if not (columns.isdecimal() and int(columns)):  # some shells without a terminal say 0
         console.width = shutil.get_terminal_size().columns if console.is_terminal else WIDE
     return console
 
@@ -116,7 +116,7 @@ def _grid(view: Grid) -> Table:
 
 
 def chosen_columns(columns: Sequence[Column], width: int) -> list[Column]:
-    """Those that ``width`` characters have room for, in their order."""
+    """Returns the leading columns that fit into ``width`` characters."""
     chosen = [column for column in columns if column.keep == 0]
     for column in sorted((c for c in columns if c.keep), key=lambda c: c.keep):
         widths = [_wanted(c, tight=column.keep == 1) for c in (*chosen, column)]
@@ -148,7 +148,7 @@ def fitted_table(columns: Sequence[Column], width: int, styles: Sequence[str]) -
 
 
 def _widths(columns: Sequence[Column], width: int) -> list[int]:
-    """The width of each column: what it needs, but those that may be wrapped share what is left, the least wanting first."""
+    """Returns column widths: the content's, except that wrappable columns share the rest, the narrowest first."""
     rooms = {column.name: min(column.natural, column.least or column.natural) for column in columns}
     left = width - GAP * (len(columns) - 1) - sum(rooms.values())
     wanting = sorted((column.natural - rooms[column.name], column.name) for column in columns)

@@ -1,4 +1,4 @@
-"""``trireme doctor``: measure what a machine gives its ranks, and write it into a hardware file that the cost model reads."""
+"""``trireme doctor``: measures a machine's rates and writes them into a hardware file that the cost model reads."""
 
 from __future__ import annotations
 
@@ -106,9 +106,8 @@ def data_sheet(figures: dict[str, Any], known: dict[str, HardwareConfig]) -> Har
 
 
 def consistent(found: HardwareConfig, sheet: HardwareConfig | None) -> HardwareConfig:
-    """``found`` without rates above their peaks. What is reached is what the cost model makes of several products, a peak without a
-    ``sheet`` the best single one: noise may turn them round, and the peak was too low. A data sheet's peak is a fact: what is above it was
-    measured wrong."""
+    """Caps rates of ``found`` at their peaks. A peak without a ``sheet`` is the best single product, so noise may put the model's rate
+    above it, and the peak rises; a data sheet's peak is a fact, and the rate was measured wrong."""
     peaks, reached = found.peak_tflops, found.sustained_tflops
     if sheet is None:
         peaks = {precision: max(peak, reached.get(precision, peak)) for precision, peak in peaks.items()}
@@ -118,14 +117,14 @@ def consistent(found: HardwareConfig, sheet: HardwareConfig | None) -> HardwareC
 
 
 def origin(figures: dict[str, Any], config: Config) -> str:
-    """Where the figures come from."""
+    """Returns the source of the figures."""
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     where = f"{figures['nodes']} x {figures['per_node']} ranks, {config.cluster.backend}, {when} UTC"
     return f"Measured by 'trireme doctor': {', '.join(figures['hosts'][:8])}; {where}."
 
 
 def document(found: HardwareConfig, path: Path, seconds: float) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Returns the document of ``--json``."""
     return {"file": str(path), "seconds": round(seconds, 1), "hardware": to_dict(found)}
 
 
@@ -165,7 +164,7 @@ def show(found: HardwareConfig, path: Path, seconds: float) -> None:
 
 
 class Progress:
-    """What is being measured: a bar on a terminal, a line for each part elsewhere."""
+    """Shows the current measurement: a bar on a terminal, a line for each part elsewhere."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False)
@@ -177,7 +176,7 @@ class Progress:
             self.bar.start()
 
     def tell(self, state: JobState, line: dict[str, Any] | None) -> None:
-        """How the ranks stand; ``line`` is the newest of their progress."""
+        """Shows the state of the ranks; ``line`` is their newest progress."""
         words = str(line.get("what")) if line else f"{state.status.value} {state.detail}".strip()
         if self.terminal and line:
             self.bar.update(self.task, description=words, completed=line.get("step"), total=line.get("of"))

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         "--task",
         type=int,
         metavar="N",
-        help="of a model with virtual tokens of several tasks: those of which stand before each item (default: 0)",
+        help="multi-task prompt tuning: task whose virtual tokens are prepended (default: 0)",
     )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.tasks is not None:
@@ -147,5 +147,5 @@ def sentence(figures: dict[str, Any]) -> str:
     size = figures["bits_per_byte"]
     read = "text that it was trained on" if figures["read_in_training"] else "text that it has not seen"
     known = f"loss {figures['loss']:.4f}, perplexity {figures['perplexity']:.4g}" + (f", {size:.4f} bits per byte" if size else "")
-    answers = f"; {figures['exact_match']:.1%} of {figures['sequences']:,} answers right word by word" if "exact_match" in figures else ""
+    answers = f"; {figures['exact_match']:.1%} of {figures['sequences']:,} exact matches" if "exact_match" in figures else ""
     return f"step {figures['step']}: {known} over {figures['tokens']:,} tokens of {read}{answers}"

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     arguments = parsed(generate_parser(), words)
     command = asked(GenerateCommand, arguments)
     config = for_generation(command.model, overrides, own)
-    copy = copier(not arguments.json and config.cluster.shares_files)  # else what is written is not seen while it grows
+    copy = copier(not arguments.json and config.cluster.shares_files)  # else the growing text is not seen
     result = run_job(locate_data(config), "generate", lambda *_: None, stage=told("generate", command), watch=copy)
     if arguments.out is not None:
         write_completions(arguments.out, result["completions"])
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def told(verb: str, command: ReadWeights) -> StageRun:
-    """Returns what the ranks are told: ``command`` with absolute paths, and which files they must see."""
+    """Returns the ranks' command with absolute paths, and the files they must see."""
     files = {name: os.path.abspath(path) for name in FILES if (path := getattr(command, name, None))}
     return StageRun(verb=verb, sources={name.replace("_", "-"): path for name, path in files.items()}, settings=to_dict(command) | files)
 
@@ -74,12 +74,12 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str], Path | None]:
 
 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses what ``words`` ask of ranks. ``ConfigError`` for what is of one process alone, and for what is no text."""
+    """Parses the ranks' request from ``words``. Raises ``ConfigError`` for options of single-process runs, and invalid text."""
     for option, name in (("--dtype", "run.precision"), ("--threads", "run.threads")):
         if any(word.partition("=")[0] == option for word in words):
-            raise ConfigError(f"{option} is of one process alone, and keys start ranks; give {name}=...")
+            raise ConfigError(f"{option} applies to single-process runs only; with overrides use {name}=...")
     if strange := [word for word in words if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word)]:
-        raise ConfigError(f"{strange[0][:40]!r} is no text in UTF-8")
+        raise ConfigError(f"{strange[0][:40]!r} is not UTF-8")
     if not words or words[0].startswith("-"):
         raise ConfigError("the first word is the model: a checkpoint, a folder of them, or a Hugging Face folder")
     return parser.parse_args(words)
@@ -96,7 +96,7 @@ def for_generation(model: str, overrides: Sequence[str], own: Path | None = None
 
 
 def copier(prints: bool) -> Callable[[Path], None]:
-    """Prints what is new in the text of a job, each time it is called with the job's folder."""
+    """Returns a function that prints a job's new text, called with its folder."""
     printed = 0
 
     def copy(folder: Path) -> None:

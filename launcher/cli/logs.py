@@ -1,4 +1,4 @@
-"""``trireme logs TRIAL``: what the ranks of a trial print, at rest or while they run."""
+"""``trireme logs TRIAL``: prints the logs of a trial's ranks, at rest or while they run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _WAIT_SECONDS = 0.5
 
 
 def main(argv: list[str]) -> int:
-    """Print the log of the newest attempt; with ``-f`` also of attempts that follow, until the trial ends."""
-    parser = argparse.ArgumentParser("trireme logs", description="What the ranks of a trial print.")
+    """Prints the log of the newest attempt; with ``-f`` also of attempts that follow, until the trial ends."""
+    parser = argparse.ArgumentParser("trireme logs", description="Prints the logs of a trial's ranks.")
     parser.add_argument(
         "trial", metavar="TRIAL|STAGE", help="id of the trial or its first digits, or name of a stage (STAGE, PIPELINE.STAGE)"
     )

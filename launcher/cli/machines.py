@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = Path("runs") / "hardware"
-"""Where ``hardware=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml)."""
+"""Folder of user-made ``hardware=NAME`` files (``hydra.searchpath`` in conf/config.yaml)."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -37,7 +37,7 @@ def target(name: str, option: str, folder: Path = FOLDER) -> Path:
 
 
 def _is_word(name: str) -> bool:
-    """Whether ``hardware=NAME`` means that word, and not nothing."""
+    """Returns whether ``hardware=NAME`` reads as a name rather than YAML's null."""
     from launcher.config.compose import parse_override
     from launcher.config.text_keys import TEXT, as_typed
 

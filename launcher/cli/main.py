@@ -29,13 +29,13 @@ VERBS = {
     "size": "choose a model size and its hyper-parameters from GPUs, days and tokens",
     "search": "find the fastest layout with few measured trials",
     "validate": "check the cost model against a table of measurements",
-    "trainers": "which trainers are known, what each can be told, and whether one understands",
+    "trainers": "list trainer profiles and their options; 'check' runs two steps of one",
     "calibrate": "correct the cost model's constants by your own runs",
     "doctor": "measure this machine, or the nodes of a cluster, into a hardware file",
 }
 
 LATE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
-"""Errors of a file system that come without the name of a file: what was written earlier could not be kept."""
+"""File system errors that carry no file name: an earlier write could not be completed."""
 
 USAGE = """\
 Trireme finds, launches and proves the fastest way to train a GPT on the cluster you have.
@@ -53,7 +53,7 @@ examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; returns its exit code: 0 done, 1 failed, 2 wrong input; 130, 143, 129 ended by Ctrl-C, SIGTERM, SIGHUP."""
+    """Runs one command line; returns its exit code: 0 done, 1 failed, 2 wrong input; 130, 143, 129 ended by Ctrl-C, SIGTERM, SIGHUP."""
     argv = sys.argv[1:] if argv is None else argv
     open_standard_streams()
     try:
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def answer(argv: list[str]) -> int:
-    """Run a verb, or say what there is; its exit code."""
+    """Runs a verb, or lists them; returns the exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -95,14 +95,14 @@ def answer(argv: list[str]) -> int:
 
 
 def plain(error: OSError) -> str:
-    """What the file system refused, in one line."""
+    """Returns the file system's refusal in one line."""
     where = error.filename or "standard output or a file of the run"
-    return f"{where} cannot be used: {error.strerror}; make room or give permission there, or name another place"
+    return f"cannot use {where}: {error.strerror}; free space, fix permissions, or use another path"
 
 
 def open_standard_streams() -> None:
-    """What a shell closed (``>&-``) goes nowhere, as to a reader that went away: else the next file that is opened would be taken for it,
-    by this process and by those that it starts."""
+    """Redirects standard streams that a shell closed (``>&-``) to /dev/null: else the next opened file would take their place, here and in
+    child processes."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -114,7 +114,7 @@ def open_standard_streams() -> None:
 
 
 def forget_output() -> None:
-    """What could not be printed goes nowhere, so that the interpreter does not try again as it ends."""
+    """Discards unprintable rest of the output, so that the interpreter does not retry at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -122,7 +122,7 @@ def forget_output() -> None:
 
 
 def run_verb(verb: str, argv: list[str]) -> int:
-    """Import the verb's module and run it. A place that does not answer, or refuses, is one plain line."""
+    """Imports the verb's module and runs it. A backend's silence or refusal is reported in one line."""
     module = import_module(f"launcher.cli.{verb}")
     try:
         return int(module.main(argv))

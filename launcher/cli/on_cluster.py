@@ -1,4 +1,4 @@
-"""What the searches of ``trireme search`` share: their names, their trials on a cluster, where their recipes go."""
+"""Shared parts of ``trireme search`` on a cluster: names, trials, and the place of recipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.sweep.search import SearchOutcome, Tell
 
 FOLDER = Path("runs") / "recipe"
-"""Where ``recipe=NAME`` finds what is not shipped (``hydra.searchpath`` in conf/config.yaml), whatever folder the trials are in."""
+"""Folder of user-made ``recipe=NAME`` files (``hydra.searchpath`` in conf/config.yaml), whatever folder holds the trials."""
 
 
 def name_of_search(config: Config, overrides: Sequence[str]) -> str:
@@ -33,7 +33,7 @@ def name_of_search(config: Config, overrides: Sequence[str]) -> str:
 def searched(
     name: str, problem: Searched[P], overrides: Sequence[str], tell: Tell, keep: Callable[[SearchOutcome[P]], object] = lambda _: None
 ) -> SearchOutcome[P] | None:
-    """How the search of ``problem`` on its cluster went; None after a dry run. ``keep`` writes what MLflow is to be told of it, too."""
+    """Runs the search of ``problem`` on its cluster; None after a dry run. ``keep`` writes results for MLflow, too."""
     from launcher.backends.pool import Backends
     from launcher.sweep.dry_run import print_requests
     from launcher.sweep.multirun import check_tracking_of
@@ -58,7 +58,8 @@ def searched(
 
 
 def alone(config: Config) -> list[str]:
-    """What the recipe of ``config`` is compared with: the cluster's backend and nothing else, as its keys depend on it."""
+    """Returns the overrides against which the recipe of ``config`` is compared: the cluster's backend alone, since its keys depend on
+    it."""
     return [f"cluster={config.cluster.backend}"]
 
 
@@ -70,7 +71,7 @@ def recipe_path(name: str) -> Path:
 
     check_name(name, "search.recipe", "a recipe")
     if (conf_dir() / "recipe" / f"{name}.yaml").exists():
-        raise ConfigError(f"search.recipe={name} is a recipe that ships, and stays what it is; name the winner otherwise")
+        raise ConfigError(f"search.recipe={name} is a shipped recipe and will not be overwritten; choose another name")
     return FOLDER / f"{name}.yaml"
 
 

@@ -35,12 +35,12 @@ class NamedOption(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         if not values:
-            raise ConfigError(f"{option}= names nothing; give a value (is a variable of a script not set?), or leave {option} out")
+            raise ConfigError(f"{option}= is empty (unset shell variable?); give a value or drop it")
         setattr(namespace, self.dest, self.convert(values))
 
 
 class PathOption(NamedOption):
-    """The same for a file or folder."""
+    """Refuses an empty file or folder option."""
 
     convert = Path
 
@@ -51,7 +51,8 @@ def key_of(override: str) -> str:
 
 
 def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:
-    """What the overrides of layout keys allow, by column of a table of layouts, and all other overrides. ``ConfigError`` for wrong ones."""
+    """Splits overrides into allowed layout values, by column of a table of layouts, and all others. Raises ``ConfigError`` for wrong
+    ones."""
     from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 
     from launcher.config.compose import parse_override, plain_errors

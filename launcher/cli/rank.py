@@ -35,7 +35,7 @@ stands below the table. A terminal that is too narrow for all columns shows the 
 
 
 def main(argv: list[str]) -> int:
-    """Print the ranking; 0 even if nothing was measured, since the table then says why."""
+    """Prints the ranking; 0 even if nothing was measured, since the table then says why."""
     parser = sweep_parser("rank", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="a JSON list of records instead of a table")
     parser.add_argument(
@@ -73,13 +73,13 @@ def repeated(sweep: Sweep, ranked: Sequence[Measurement]) -> list[list[Repeat]]:
 
 
 def _timed(record: Record) -> str:
-    """What a trial's step time depends on."""
+    """Returns everything on which a trial's step time depends."""
     run = {key: value for key, value in record.config.get("run", {}).items() if key not in ("seed", "steps", "warmup_steps")}
     return json.dumps([record.config | {"run": run, "tracking": None}, record.cluster, record.reads], sort_keys=True, default=str)
 
 
 def wrote_csv(text: str) -> bool:
-    """Whether a file that begins like this holds trials: the canonical columns, and this project's trainer in the first row."""
+    """Returns whether a file's first lines hold trials: canonical columns, and this project's trainer in the first row."""
     from launcher.config.trainers import OWN
     from launcher.tables.canonical import COLUMNS
 
@@ -178,7 +178,7 @@ def outcome(m: Measurement) -> str:
 
 
 def first_line(detail: str) -> str:
-    """Of what was said of a trial, the first line: the rest is in its logs."""
+    """Returns the first line of a trial's message: the rest is in its logs."""
     from launcher import labels
 
     return labels.one_line(next(iter(detail.splitlines()), ""))

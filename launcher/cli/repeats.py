@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 SHOWN = 4
-"""Of the repeats of a layout: the rest is counted."""
+"""Repeats shown per layout; the rest is counted."""
 MEDIAN = "their median is learnt from; leave out the one that is wrong"
 
 
 def warn(found: Sequence[Sequence[Repeat]], use: str) -> None:
-    """Say it on standard error; nothing where nothing contradicts. ``use``: what becomes of them, and what to do."""
+    """Warns of contradicting repeats on standard error. ``use``: their use and the remedy."""
     if found:
         print(shown(words(found, use)), file=sys.stderr)
 

@@ -10,7 +10,7 @@ from launcher.named_files import check_own, write_named
 
 
 def main(argv: list[str]) -> int:
-    """Write the page and print where it is."""
+    """Writes the page and prints its path."""
     parser = sweep_parser("report", "Write a sweep's report: one HTML page that needs no network.")
     parser.add_argument("-o", "--output", action=NamedOption, default="report.html", help="the page to write (default: %(default)s)")
     arguments = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""``trireme run pipeline=NAME``: the stages of a model's life, each run once for what it is made of."""
+"""``trireme run pipeline=NAME``: runs the stages of a model's life, each once for the same inputs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def _send(name: str, stages: Sequence[Stage], overrides: list[str], arguments: argparse.Namespace) -> int:
-    """Have the same command run inside the cluster, which checks the rest. ``ConfigError`` if not all stages are to run there."""
+    """Has the same command run inside the cluster, which checks the rest. ``ConfigError`` if not all stages are to run there."""
     from launcher.backends.kubernetes.inside import InsideLauncher, launcher_name
     from launcher.config import compose
 
@@ -89,7 +89,7 @@ def _send(name: str, stages: Sequence[Stage], overrides: list[str], arguments: a
 
 
 def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
-    """Run what is missing, and have it copied to MLflow."""
+    """Runs missing stages and has them copied to MLflow."""
     from launcher.stages.runner import run_stages
     from launcher.tracking import process
 
@@ -123,13 +123,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
-    """Name of the pipeline, changes of stages, and overrides of all. ``ConfigError`` if there is no pipeline among them."""
+    """Returns the pipeline's name, changes of stages, and overrides of all. Raises ``ConfigError`` without a pipeline."""
     from launcher.config.compose import plain_errors
 
     names = [word.partition("=")[2] for word in words if key_of(word) == "pipeline"]
     if len(names) != 1:
         raise ConfigError("say which pipeline with pipeline=NAME, once; conf/pipeline/ has them")
-    with plain_errors():  # a value that is no YAML
+    with plain_errors():  # invalid YAML
         changes = {key_of(word).removeprefix("stages."): _value(word) for word in words if word.startswith("stages.")}
     return names[0], changes, [word for word in words if key_of(word) != "pipeline" and not word.startswith("stages.")]
 
@@ -161,7 +161,7 @@ def _state(item: PlannedStage, wanted: list[PlannedStage]) -> str:
 
 
 def _show(planned: list[PlannedStage], wanted: list[PlannedStage]) -> None:
-    """The plan as a table, with what each stage is predicted to take, and on what that rests."""
+    """Prints the plan as a table with predicted times and their basis."""
     from launcher.stages.predicted import RESTS_ON
 
     console = wide_console()

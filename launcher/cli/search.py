@@ -1,4 +1,4 @@
-"""``trireme search``: find what is best with few measured trials, on a cluster or in a table of published ones."""
+"""``trireme search``: finds the best candidates with few measured trials, on a cluster or in a table of published ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = """\
-Predicts every layout, runs the most promising first, gives a trial up as soon as its steps show that it cannot win, ends one whose step
+Predicts every layout, runs the most promising first, stops a trial as soon as its steps show that it cannot win, ends one whose step
 time is known (search.enough), corrects the cost model by what was measured, and ends when the probability that any untried layout is faster
 than the best by more than search.tolerance (2 %) is below search.doubt (10 %), or at search.max_trials, search.max_gpu_hours or
 search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured again at full size, and once more where
@@ -45,7 +45,7 @@ examples:
 
 
 def main(argv: list[str]) -> int:
-    """0 when something was measured that can be recommended, 1 when nothing was; ``Interrupted`` after what was found by then is shown."""
+    """Returns 0 if a measured candidate can be recommended, else 1; raises ``Interrupted`` after it has shown partial results."""
     arguments = parser().parse_intermixed_args(argv)
     from launcher.config import compose
 
@@ -126,7 +126,7 @@ def run(goal: Goal, config: Config, default: Config, overrides: Sequence[str], w
 def write(
     name: str, search: GoalSearch, found: SearchOutcome[Any], paths: Mapping[str, Path], default: Config, overrides: Sequence[str]
 ) -> Written:
-    """Writes what can be taken up from here: what was learnt, and where the search came to its end, what it recommends."""
+    """Writes the calibration, and the recommended recipes of a finished search."""
     from launcher.goals.goal import Written
 
     config = search.problem.config

@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def positive(arguments: argparse.Namespace) -> None:
-    """Refuse numbers that are no amounts."""
+    """Refuses invalid amounts."""
     for name in ("gpus", "days", "tokens", "parameters", "vocab", "seq", "tflops"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < float("inf"):
@@ -104,7 +104,7 @@ def positive(arguments: argparse.Namespace) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse what is missing, contradicts itself or would not be looked at."""
+    """Refuses missing, contradicting and unused options."""
     if arguments.tokens is None and not arguments.compute_optimal:
         raise ConfigError("--tokens is missing; say how many tokens there are, or --compute-optimal to choose them by the size")
     if arguments.tokens is not None and arguments.compute_optimal:
@@ -207,7 +207,7 @@ def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Second
 
 
 def configuration(choice: Choice, start: Baseline, config: Config | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What differs from the defaults, as a recipe: model, optimizer, run, and the layout and cluster where they are planned."""
+    """Returns a recipe's changes of the defaults: model, optimizer, run, and the planned layout and cluster."""
     from launcher.config import compose
     from launcher.config.hardware import hardware_files
     from launcher.planning.recipe import recipe
@@ -216,7 +216,7 @@ def configuration(choice: Choice, start: Baseline, config: Config | None, argume
     if config is not None:
         ready = dataclasses.replace(ready, run=dataclasses.replace(start.run, precision=config.run.precision))
         ready = dataclasses.replace(ready, layout=best_layout(ready)[0])
-    for section in ("model", "optimizer", "run", "layout"):  # what a run would refuse is no recipe
+    for section in ("model", "optimizer", "run", "layout"):  # a recipe must be a valid run
         part = getattr(ready, section)
         from_dict(type(part), to_dict(part), f"these options lead to a run that cannot be: {section}.")
     return recipe(ready, compose(alone(ready)), hardware_files())
@@ -255,7 +255,7 @@ def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str,
 
 
 def document(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any]) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Returns the document of ``--json``."""
 
     def entry(c: Choice) -> dict[str, Any]:
         days = None if c.days != c.days else c.days

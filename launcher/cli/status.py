@@ -25,7 +25,7 @@ _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", S
 
 
 def main(argv: list[str]) -> int:
-    """Print the table; 0 however the trials stand."""
+    """Prints the table; 0 however the trials stand."""
     parser = argparse.ArgumentParser("trireme status", description="How the trials of a sweep, or the stages of a pipeline, stand.")
     parser.add_argument(
         "sweep", nargs="?", metavar="SWEEP|STAGE", help="name of a sweep, a pipeline or a stage (default: the newest sweep)"
@@ -100,7 +100,7 @@ def _as_json(record: Record) -> dict[str, Any]:
 
 
 def _show(console: Console, sweep: Sweep) -> None:
-    """A table of the trials, and what was said of them below it."""
+    """Prints a table of the trials, with their messages below it."""
     from launcher.trials.labels import heading, trial_labels
 
     names = trial_labels(sweep.records)

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 
 def _by_key(error: OSError, folder: str) -> OSError | ConfigError:
-    """The same with the key that names the folder of trials, if it is about a file there."""
+    """Returns the message with the key that names the folder of trials, if it is about a file there."""
     file = os.path.abspath(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else ""
     inside = folder and Path(file).is_relative_to(os.path.abspath(folder))
     return ConfigError(f"sweep.dir={folder}: {plain(error)}") if inside else error
@@ -101,12 +101,12 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _own_folder(flags: list[str]) -> Path | None:
-    """What ``--config-dir`` names."""
+    """Returns the value of ``--config-dir``."""
     for flag, following in zip(flags, [*flags[1:], ""]):
         name, _, value = flag.partition("=")
         if name in ("--config-dir", "-cd"):
             if not (value or following):
-                raise ConfigError(f"{name}= names nothing; give a folder (is a variable of a script not set?), or leave {name} out")
+                raise ConfigError(f"{name}= is empty (unset shell variable?); give a folder or drop it")
             return Path(value or following)
     return None
 
@@ -118,7 +118,7 @@ def print_keys(words: list[str]) -> int:
         if not words or any(word.lower() in f"{name} {doc}".lower() for word in words):
             table.add_row(name, Text("null" if default is None else str(default)), Text(doc))
     if not table.row_count:
-        raise ConfigError(f"no key has to do with {' or '.join(map(repr, words))}; 'trireme train --keys' lists all")
+        raise ConfigError(f"no key matches {' or '.join(map(repr, words))}; 'trireme train --keys' lists all")
     wide_console().print(table)
     return 0
 

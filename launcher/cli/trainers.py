@@ -1,4 +1,4 @@
-"""``trireme trainers [check]``: which trainers are known and what each can be told; one step of one, to see that it understands."""
+"""``trireme trainers [check]``: lists trainer profiles and their options; ``check`` runs two steps of one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def show(own: Path | None, as_json: bool) -> int:
-    """Print all profiles."""
+    """Prints all profiles."""
     from launcher.config.trainers import profile, profile_names
 
     found = {name: told(profile(name, own)) for name in profile_names(own)}
@@ -70,7 +70,7 @@ def told(trainer: TrainerProfile) -> dict[str, Any]:
 
 
 def check(overrides: list[str], own: Path | None, as_json: bool) -> int:
-    """Run ``STEPS`` steps of what ``overrides`` say."""
+    """Runs ``STEPS`` steps of the configuration that ``overrides`` compose."""
     from launcher.config import check_launchable, compose, locate_data, resolve
     from launcher.config.command import command_of
     from launcher.sweep.oneoff import JobError, run_job
@@ -119,7 +119,7 @@ def teller(launch: LaunchProfile, word: str) -> str:
 
 
 def sentence(name: str, result: dict[str, Any]) -> str:
-    """What was read of the last step."""
+    """Returns the figures read from the last step."""
     loss, memory = result["losses"][-1], result["peak_memory_bytes"]
     words = [
         f"{result['step_time_s']:.3g} s a step",

@@ -18,7 +18,7 @@ PORT = 5000
 
 
 def main(argv: list[str]) -> int:
-    """Serve until interrupted. 0 then; 1 when MLflow's server fails."""
+    """Serves until interrupted. 0 then; 1 when MLflow's server fails."""
     parser = sweep_parser("ui", "Serve the MLflow page of all sweeps on this machine until Ctrl-C, and print where it shows SWEEP.")
     parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
     arguments = parser.parse_args(argv)
@@ -41,9 +41,9 @@ def main(argv: list[str]) -> int:
 
 
 def bring_up_to_date(store: Store, wanted: Sweep) -> str:
-    """Copy what no launcher has copied yet of ``wanted``, and of every other sweep that is tracked here; the experiment of ``wanted``.
+    """Copies uncopied changes of ``wanted`` and of every other tracked sweep in this folder; returns the experiment of ``wanted``.
 
-    ``ConfigError`` when ``wanted`` cannot be copied.
+    Raises ``ConfigError`` if ``wanted`` cannot be copied.
     """
     from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 
@@ -61,8 +61,8 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
 
 
 def serve(root: Path, wanted: int | None, experiment: str, view: str) -> int:
-    """Run the server in the foreground: Ctrl-C, SIGTERM or a closed terminal ends it and all its processes. A port that others were quicker
-    to take is given up."""
+    """Runs the server in the foreground: Ctrl-C, SIGTERM or a closed terminal ends it and all its processes. Gives up a port that another
+    process was quicker to take."""
     from launcher.tracking.server import LocalServer, PortLost, ServerError, runs_page
 
     while True:

@@ -72,7 +72,7 @@ def check_options(goal: Goal, arguments: argparse.Namespace) -> None:
 
 
 def print_columns() -> int:
-    """What a table holds."""
+    """Returns a table's document and text."""
     from launcher.tables.canonical import COLUMNS
     from launcher.tables.inference import COLUMNS as REQUESTS
 
@@ -106,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def wrote(text: str) -> bool:
-    """Whether a file that begins like this holds predictions, of any kind of table."""
+    """Returns whether a file's first lines hold predictions, of any kind of table."""
     from launcher.goals.goal import FOLDERS, goal_of
 
     return text.splitlines()[0] in {",".join(goal_of(task).columns) for task in FOLDERS}

@@ -36,4 +36,4 @@ def test_an_option_without_a_word_is_refused_before_anything_is_done(
     code, (out, err) = main(argv), capsys.readouterr()
     option = next(word for word in reversed(argv) if word.startswith("-")).rstrip("=")
     assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
-    assert err.startswith(f"error: {option}= names nothing; give a") and err.count("\n") == 1
+    assert err.startswith(f"error: {option}= is empty (unset shell variable?); give a") and err.count("\n") == 1

@@ -20,7 +20,7 @@ def test_a_key_is_found_by_its_name_its_meaning_and_its_backend(capsys: pytest.C
 
 def test_words_that_no_key_has_to_do_with_are_one_plain_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["train", "--keys", "slrum"]) == 2
-    assert capsys.readouterr().err == "error: no key has to do with 'slrum'; 'trireme train --keys' lists all\n"
+    assert capsys.readouterr().err == "error: no key matches 'slrum'; 'trireme train --keys' lists all\n"
 
 
 @pytest.mark.parametrize("extra", ["slurm", "kubernetes"])

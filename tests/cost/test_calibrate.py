@@ -283,7 +283,7 @@ class TestCommand:
         Path("runs/hardware").mkdir(parents=True)
         Path("runs/hardware/mine.yaml").write_text("name: mine\n")
         assert calibrate.keep("mine", "runs", shipped_hardware()[HARDWARE]) is None
-        assert "stays what it is" in capsys.readouterr().err and Path("runs/hardware/mine.yaml").read_text() == "name: mine\n"
+        assert "will not be overwritten" in capsys.readouterr().err and Path("runs/hardware/mine.yaml").read_text() == "name: mine\n"
 
     @pytest.mark.parametrize(
         "arguments, words",
@@ -292,15 +292,15 @@ class TestCommand:
             (["none.csv"], "cannot read the table none.csv"),
             (["short.csv"], "has no column"),
             (["empty.csv"], "no run has a step time"),
-            (["runs.csv", "--out", "taken"], "exists and stays what it is"),
+            (["runs.csv", "--out", "taken"], "already exists and will not be overwritten"),
             (["runs.csv", "--out", "h100"], "is a device that ships"),
             (["runs.csv", "--out", "../x"], "cannot name a file"),
-            (["--show", "nowhere"], "--show=nowhere is no hardware file"),
+            (["--show", "nowhere"], "--show=nowhere is not a hardware file"),
             (["--show", "h100"], "--show=h100 has learnt nothing"),
             (["runs.csv", "--config-dir", "runs.csv"], "cannot be written"),
             (["runs.csv", "--out", "null"], "hardware=null is not read as that name"),
             (["runs.csv", "--out", "x.yaml"], "hardware=x.yaml is not read as that name"),
-            (["runs.csv", "--out", ""], "--out= names nothing"),
+            (["runs.csv", "--out", ""], "--out= is empty"),
             (["milliseconds.csv"], "times more than predicted; convert them to seconds"),
             (["nameless.csv"], "row 2 has hardware=unknown"),
         ],

@@ -162,4 +162,4 @@ def test_a_person_reads_how_many_answers_are_right() -> None:
     figures = {"step": 3, "loss": 1.0, "perplexity": 2.7, "bits_per_byte": 2.0, "tokens": 24, "sequences": 12, "read_in_training": False}
     told = "step 3: loss 1.0000, perplexity 2.7, 2.0000 bits per byte over 24 tokens of text that it has not seen"
     assert sentence(figures) == told
-    assert sentence(figures | {"exact_match": 0.25}) == f"{told}; 25.0% of 12 answers right word by word"
+    assert sentence(figures | {"exact_match": 0.25}) == f"{told}; 25.0% of 12 exact matches"

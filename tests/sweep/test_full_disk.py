@@ -60,7 +60,7 @@ def test_a_sweep_whose_disk_fills_says_so_in_one_line_and_goes_on_when_there_is_
     fill(small_disk / "filler")
     said = sweep.communicate()[0].splitlines()
     (error,) = [line for line in said if line.startswith("error: ")]
-    assert sweep.returncode == 2 and "cannot be used: No space left on device; make room" in error
+    assert sweep.returncode == 2 and ": No space left on device; free space" in error
     assert not any(line.startswith("Traceback") for line in said), said
 
     measured = {path: path.read_bytes() for path in small_disk.glob("trials/*/result.json") if path.stat().st_size}

@@ -177,7 +177,7 @@ def test_hydras_own_folder_that_cannot_be_made_is_one_plain_error(place: Path) -
     line = [sys.executable, "-m", "launcher", "train", "data=synthetic", "cluster.gpus_per_node=1", "hydra.run.dir=/dev/null"]
     done = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: /dev/null cannot be used: File exists")
+    assert done.stderr.startswith("error: cannot use /dev/null: File exists")
 
 
 @pytest.mark.parametrize("command", [["rank"], ["train", "--cfg", "job"], *in_campaign(["status", "--json"], ["--help"])], ids=" ".join)
