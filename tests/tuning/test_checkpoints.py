@@ -152,7 +152,7 @@ def test_added_weights_of_another_base_are_refused_in_one_line(farm: Farm, base:
     wider = run(farm, tmp_path / "run", 8, TUNES["lora"] | {"base": str(base), "rank": 4})
     assert "is of another tuning: tune.rank=3 there, 4 here" in wider.failure(0)["message"]
     itself = run(farm, tmp_path / "more", 4, TUNES["lora"] | {"base": str(tmp_path / "run")})
-    assert "holds lora weights alone, which are no base" in itself.failure(0)["message"]
+    assert "holds lora weights alone, without their base" in itself.failure(0)["message"]
 
 
 def test_a_method_that_cannot_be_merged_is_refused_in_one_line(farm: Farm, base: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ PLAIN = (ConfigError, CheckpointError)
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run continues from: completed steps, and whatever else ``save`` was given."""
+    """The state from which a run continues: completed steps, and the rest of ``save``'s arguments."""
 
     step: int
     extra: dict[str, Any]
@@ -42,9 +42,9 @@ class Resumed:
 class Checkpoints:
     """The checkpoints of one run, on one rank. Making one is collective over ``world``.
 
-    ``run`` tells this run from others that use the same folder, ``attempt`` counts its own starts. With ``new_data`` a checkpoint
-    of another seed or corpus is continued with the first sample of this run's; without, it is refused. ``tune`` is what the manifest says
-    of tuning, where only a part is trained and saved.
+    ``run`` tells this run from others in the same folder, ``attempt`` counts its own starts. With ``new_data`` a checkpoint of another seed
+    or corpus continues with the first sample of this run's; without, it is refused. ``tune`` is the manifest's section of tuning, where
+    only a part is trained and saved.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Checkpoints:
             self.folder.enter()
 
     def save(self, step: int, state: Iterable[OptimizerShard], extra: dict[str, Any]) -> None:
-        """Begin to save ``step`` completed steps. ``extra`` is small plain data of rank 0 (loss scale and the like).
+        """Begins to save ``step`` completed steps. ``extra`` is small plain data of rank 0 (loss scale and the like).
 
         Waits for the previous save, so that there is at most one copy of the state. ``CheckpointError`` if that one failed.
         """
@@ -85,7 +85,7 @@ class Checkpoints:
         self.writer.start()
 
     def finish(self) -> None:
-        """Wait until the last save is on disk, on rank 0 until it is committed. ``CheckpointError`` if it failed."""
+        """Waits until the last save is on disk, on rank 0 until it is committed. ``CheckpointError`` if it failed."""
         if self.writer is not None:
             self.writer.join()
             self.writer = None
@@ -94,7 +94,7 @@ class Checkpoints:
             raise error
 
     def resume(self, state: Iterable[OptimizerShard]) -> Resumed | None:
-        """Load the newest complete checkpoint into ``state``, whatever layout wrote it; None if there is none.
+        """Loads the newest complete checkpoint into ``state``, whatever layout wrote it; None if there is none.
 
         A damaged checkpoint is reported, and the previous one is tried. ``ConfigError`` if all are damaged, or one is of another
         model or other data.

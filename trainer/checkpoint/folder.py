@@ -29,7 +29,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json, write_json
 
 STARTED = re.compile(r"(?:\.|step-\d+-)start-(\d+)")
-"""Names that hold the number of a start: its claim, and what it saved, which may have been copied here without the claim."""
+"""Names that hold a start's number: its claim, and its saved steps, which may have been copied here without the claim."""
 POLL_S = 0.02
 
 
@@ -41,7 +41,7 @@ class Folder:
         self.number = -1
 
     def enter(self) -> None:
-        """Claim the folder for this start (rank 0, once, before anything is read); removes leftovers of killed starts.
+        """Claims the folder for this start (rank 0, once, before anything is read); removes leftovers of killed starts.
 
         ``ConfigError`` if a newer attempt of the same run was here already, or the folder cannot be written.
         """
@@ -68,7 +68,7 @@ class Folder:
             )
 
     def _claim(self) -> int:
-        """Claim the next free number for this start."""
+        """Claims the next free number for this start."""
         while True:
             number = self.newest_start() + 1
             with (
@@ -90,18 +90,18 @@ class Folder:
         return found_in(self.root)
 
     def workspace(self, step: int) -> Path:
-        """Where all ranks of this start write a step, before it is committed."""
+        """Returns where all ranks of this start write a step before its commit."""
         path = self.root / f".writing-{self.token}-step-{step:08d}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def give_up(self, step: int, rank: int, error: Exception) -> None:
-        """Tell rank 0 that this rank could not write its part, so that it does not wait. Best effort: the disk may be full."""
+        """Tells rank 0 that this rank could not write its part, so that it does not wait. Best effort: the disk may be full."""
         with suppress(OSError):
             write_json(self.workspace(step) / f"{rank_file(rank)}.json", {"error": str(error)})
 
     def commit(self, step: int, world_size: int, facts: dict[str, Any], timeout_s: float) -> None:
-        """Wait until every rank has written its part of ``step``, then make the checkpoint visible (rank 0).
+        """Waits until every rank has written its part of ``step``, then makes the checkpoint visible (rank 0).
 
         ``CheckpointError`` if a rank does not finish in time, or a later start has taken over.
         """
@@ -125,7 +125,7 @@ class Folder:
         sync(self.root)
 
     def keep(self, count: int) -> None:
-        """Remove all but the newest ``count`` checkpoints."""
+        """Removes all but the newest ``count`` checkpoints."""
         self._check_fence(None)
         for old in self.found()[count:]:
             self._remove(old.path)
@@ -159,7 +159,7 @@ class Folder:
             raise CheckpointError(f"{self.root}: {who} has taken over from attempt {self.attempt}; {what}")
 
     def _remove(self, path: Path) -> None:
-        """Rename a checkpoint, then delete it: readers never find a partly deleted one."""
+        """Renames a checkpoint, then deletes it: readers never find a partly deleted one."""
         removed = self.root / f".removed-{self.token}-{path.name}"
         path.rename(removed)
         shutil.rmtree(removed)
@@ -171,7 +171,7 @@ def rank_file(rank: int) -> str:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to disk."""
+    """Flushes a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""Where a slice of training state lies in the global tensors: the geometry that makes a checkpoint independent of its layout.
+"""Maps slices of training state to the global tensors: the geometry that makes a checkpoint independent of its layout.
 
-A rank holds a box of a parameter (its region) and, of that box flattened, a range of elements. This range is split into boxes of
-the *global* tensor; a reader copies the overlaps of its own boxes with the stored ones. Pure numbers, no torch.
+A rank holds a box of a parameter (its region) and, of that box flattened, a range of elements. This range is split into boxes of the
+*global* tensor; a reader copies the overlaps of its own boxes with the stored ones. Pure numbers, no torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def numel_of(box: Box) -> int:
 
 
 def split(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Cut elements ``start`` to ``stop`` of a row-major tensor of ``shape`` into boxes, in order.
+    """Cuts elements ``start`` to ``stop`` of a row-major tensor of ``shape`` into boxes, in order.
 
     A part of the first row, whole rows, a part of the last row, and the parts likewise: at most 2 x dimensions - 1 boxes.
     """
@@ -73,7 +73,7 @@ def overlap(a: Box, b: Box) -> Box | None:
 
 
 def inside(common: Box, box: Box) -> tuple[slice, ...]:
-    """Where ``common`` lies in a tensor that holds ``box``."""
+    """Returns the slices of ``common`` in a tensor that holds ``box``."""
     return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(common, box))
 
 

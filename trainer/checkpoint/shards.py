@@ -1,7 +1,7 @@
-"""The content of a checkpoint: what each rank writes to its file, and how a rank reads its part from all files.
+"""Writes each rank's file of a checkpoint, and reads a rank's part from all files.
 
-A piece of a parameter is stored with its master weight and both moments, one after the other, each in the order of its
-elements, with a checksum each. An imported model has weights only; its moments are read as zero.
+A piece of a parameter is stored with its master weight and both moments, one after the other, each in the order of its elements, with a
+checksum each. An imported model has weights only; its moments are read as zero.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def piece_of(owned: OptimizerShard) -> ParameterPiece:
 
 
 def snapshot(state: Iterable[OptimizerShard]) -> list[PieceSnapshot]:
-    """Copy to the CPU what this rank has to save. From CUDA the copies are queued, into pinned memory: wait before reading."""
+    """Copies this rank's pieces to the CPU. From CUDA the copies are queued, into pinned memory: wait before reading."""
     return [_snapshot(owned) for owned in state if owned.saves and piece_of(owned).numel]
 
 
@@ -57,7 +57,7 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def write_rank(folder: Path, rank: int, snapshots: Iterable[PieceSnapshot]) -> None:
-    """Write one rank's file, then the index that marks it complete."""
+    """Writes one rank's file, then the index that marks it complete."""
     path = folder / f"{rank_file(rank)}.bin"
     with path.open("wb") as file:
         pieces = [_write_piece(file, s) for s in snapshots]
@@ -92,7 +92,7 @@ class Reader:
         return {name: tuple(entries[0]["shape"]) for name, entries in self.stored.items()}
 
     def read(self, piece: ParameterPiece, states: Mapping[str, Tensor]) -> None:
-        """Fill ``states``, flat tensors of ``piece.numel`` elements (any type, any device).
+        """Fills ``states``, flat tensors of ``piece.numel`` elements (any type, any device).
 
         ``CheckpointError`` for a damaged file, and for a parameter that is missing, incomplete, or of another shape.
         """
@@ -108,7 +108,7 @@ class Reader:
                 raise CheckpointError(f"checkpoint {self.folder}: {name} of {piece.name} is incomplete ({found} of {piece.numel} elements)")
 
     def _copy_overlap(self, entry: Mapping[str, Any], state: str, requested: ParameterPiece, target: Tensor) -> int:
-        """Copy what a stored piece holds of the requested one; the number of elements."""
+        """Copies the overlap of a stored piece with the requested one; returns the number of elements."""
         stored = ParameterPiece(entry["name"], tuple(entry["shape"]), tuple(map(tuple, entry["region"])), entry["offset"], entry["numel"])
         common = [
             (to, own, at, box, shared)

@@ -1,7 +1,7 @@
-"""Weights of tuned models: a base, and beside it what tuning added, in a checkpoint of its own.
+"""Weights of tuned models: a base, and a checkpoint of the tuned parts beside it.
 
-The manifest of such a checkpoint has the section ``tune``: the method, the folder of its base, and ``identity``, which names the base by
-the digest of its manifest, and so by the checksums of its weights, wherever it lies.
+The manifest's section ``tune`` has the method, the base's folder, and ``identity``, which names the base by its manifest's digest, and so
+by the checksums of its weights, wherever it lies.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def tune_of(manifest: Mapping[str, Any]) -> TuneConfig:
 
 
 def read_base(folder: Path, model: ModelConfig, state: Iterable[OptimizerShard]) -> None:
-    """Fill weights from the newest checkpoint in ``folder``. ``ConfigError`` if it is of another model, or cannot be read."""
+    """Fills weights from the newest checkpoint in ``folder``. ``ConfigError`` if it is of another model, or cannot be read."""
     found = newest(folder)
     try:
         manifest = read_manifest(found)
         if manifest.get("tune"):
             raise ConfigError(
-                f"{found.path} holds {manifest['tune']['method']} weights alone, which are no base; merge it: trireme convert"
+                f"{found.path} holds {manifest['tune']['method']} weights alone, without their base; merge it: trireme convert"
             )
         check_model_of(found.path, manifest["model"], model, OTHER_BASE)
         fill(Reader(found.path, manifest), state)
@@ -46,7 +46,7 @@ def read_base(folder: Path, model: ModelConfig, state: Iterable[OptimizerShard])
 
 
 def fill(reader: Reader | Merged, state: Iterable[OptimizerShard]) -> None:
-    """Read this rank's weights."""
+    """Reads this rank's weights."""
     for owned in state:
         piece = piece_of(owned)
         reader.read(piece, {"weight": owned.weight[: piece.numel]})
@@ -77,7 +77,7 @@ def open_reader(found: FoundCheckpoint, manifest: Mapping[str, Any], merge: bool
 
 
 class Merged:
-    """A base and what was added to it: ``W + alpha / rank B A`` for lora, rows and columns times their scale for ia3; in fp64, rounded
+    """Reads a base with its tuning applied: ``W + alpha / rank B A`` for lora, rows and columns times their scale for ia3; in fp64, rounded
     once."""
 
     def __init__(self, added: Reader, base: Reader, tune: TuneConfig, merge: bool):
@@ -89,7 +89,7 @@ class Merged:
         return self.base.shapes | ({} if self.merge else self.added.shapes)
 
     def read(self, piece: ParameterPiece, states: Mapping[str, Tensor]) -> None:
-        """As ``Reader.read``."""
+        """Reads like ``Reader.read``."""
         if piece.name in self.added.stored:
             self.added.read(piece, states)
             return
@@ -102,7 +102,7 @@ class Merged:
             target.copy_(exact + local if kind == "sum" else exact * local)
 
     def _change(self, name: str, shape: tuple[int, ...]) -> tuple[str, Tensor] | None:
-        """What is added to the parameter ``name``, or what it is multiplied with; None where it stays."""
+        """Returns the addend or factor of the parameter ``name``; None if it is untouched."""
         layer, _, key = name.rpartition(".")
         if f"{layer}.lora_a" in self.added.stored and key == "weight":
             a, b = self._whole(f"{layer}.lora_a"), self._whole(f"{layer}.lora_b")

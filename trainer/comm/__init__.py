@@ -1,1 +1,1 @@
-"""Collectives: groups of ranks, what is sent between them, and the time that it takes."""
+"""Collectives: groups of ranks, messages between them, and their time."""

@@ -40,6 +40,6 @@ class Clock:
             mark.synchronize()
 
     def synchronize(self) -> None:
-        """Wait until every mark has passed."""
+        """Waits until every mark has passed."""
         if self.on_device:
             torch.cuda.synchronize(self.device)

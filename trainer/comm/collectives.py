@@ -34,10 +34,10 @@ SUM = dist.ReduceOp.SUM
 
 @dataclass
 class Ledger:
-    """The communication of one rank: calls and bytes by (group, operation), and when it waited.
+    """Communicates for one rank: counts calls and bytes by (group, operation), and times waits.
 
-    ``payload`` counts the full tensor of an all_gather or reduce_scatter (all shards), the tensor of an all_reduce, and the
-    message of a send. ``wire`` is what a ring algorithm sends for it.
+    ``payload`` counts the full tensor of an all_gather or reduce_scatter (all shards), the tensor of an all_reduce, and the message of a
+    send. ``wire`` is a ring algorithm's traffic for it.
     """
 
     clock: Clock
@@ -48,7 +48,7 @@ class Ledger:
     in_flight: InFlightCollectives | None = None  # what a watchdog looks at
 
     def count(self, group: Group, operation: str, nbytes: int) -> None:
-        """Count one call. A ring all_reduce of n bytes over g ranks sends 2 n (g-1)/g, all_gather and reduce_scatter half of it."""
+        """Counts one call. A ring all_reduce of n bytes over g ranks sends 2 n (g-1)/g, all_gather and reduce_scatter half of it."""
         key = (group.name, operation)
         share = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}.get(operation)
         self.calls[key] += 1
@@ -72,11 +72,11 @@ class Pending:
 
     @property
     def over(self) -> bool:
-        """Whether it is complete. Never waits."""
+        """Returns whether it is complete, without waiting."""
         return self.work is None or self.work.is_completed()
 
     def wait(self) -> None:
-        """Wait until the result is usable. ``CommunicationError`` if the collective failed."""
+        """Waits until the result is usable. ``CommunicationError`` if the collective failed."""
         if self.work is None:
             return
         clock = self.group.ledger.clock
@@ -110,7 +110,7 @@ class Group:
         return self.ranks.index(self.rank)
 
     def all_reduce(self, tensor: Tensor, op: Any = SUM) -> Pending:
-        """Reduce ``tensor`` in place over the group."""
+        """Reduces ``tensor`` in place over the group."""
         return self._start("all_reduce", tensor, lambda: dist.all_reduce(tensor, op=op, group=self.handle, async_op=True), tensor)
 
     def all_gather(self, output: Tensor, shard: Tensor) -> Pending:
@@ -137,7 +137,7 @@ class Group:
         return result
 
     def share_memory(self, nbytes: int) -> str:
-        """Reserve memory of each rank's device that all of them reach (torch's symmetric memory). Collective. The reason if that cannot
+        """Reserves memory of each rank's device that all of them reach (torch's symmetric memory). Collective. The reason if that cannot
         be, else nothing."""
         from torch.distributed._symmetric_memory import get_symm_mem_workspace  # registers operations, which nobody else needs
 
@@ -152,15 +152,15 @@ class Group:
         return ""
 
     def send(self, tensor: Tensor, peer: int) -> Pending:
-        """Send to the rank at position ``peer``. It may complete only after the peer has posted its receive."""
+        """Sends to the rank at position ``peer``. It may complete only after the peer has posted its receive."""
         return self._start("send", tensor, lambda: dist.isend(tensor, group=self.handle, group_dst=peer), tensor)
 
     def receive(self, tensor: Tensor, peer: int) -> Pending:
-        """Receive into ``tensor`` from the rank at position ``peer``. Not counted here: the sender counts it."""
+        """Receives into ``tensor`` from the rank at position ``peer``. Not counted here: the sender counts it."""
         return self._start("receive", None, lambda: dist.irecv(tensor, group=self.handle, group_src=peer), tensor)
 
     def connect(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Send one byte over each (sender, receiver) by position, in the order given, which is the same on every rank. Not counted.
+        """Sends one byte over each (sender, receiver) by position, in the order given, which is the same on every rank. Not counted.
 
         NCCL connects a pair at its first use and blocks the host until both sides are there. A receive posted before a send that the
         same peer waits for would block forever. Once connected, sends and receives are only queued.
@@ -220,7 +220,7 @@ class Group:
         return pending
 
     def _over(self, pending: Pending, work: Any) -> Callable[[], bool]:
-        """Whether a collective is complete. On a CPU what was waited for is; on a GPU the wait of the host says nothing."""
+        """Returns a test whether a collective is complete. On a CPU a finished wait says so; on a GPU the host's wait says nothing."""
         if self.ledger.clock.on_device:
             return lambda: bool(work.is_completed())
         return lambda: pending.work is None or bool(work.is_completed())
@@ -242,7 +242,7 @@ class Group:
 
 
 TORCH_LATER_S = 60.0
-"""torch's own limit comes later than the watchdog's, which names what hangs."""
+"""Seconds of torch's own limit beyond the watchdog's, which names the stuck collective."""
 
 
 class World:
@@ -292,7 +292,7 @@ class World:
         return group
 
     def close(self) -> None:
-        """Leave the job; peers that still communicate with this rank will fail. What was measured is written by now, so a library that
+        """Leaves the job; peers that still communicate with this rank will fail. Measurements are written by now, so a library that
         fails as it lets go of its connections is only heard."""
         if self.watchdog is not None:
             self.watchdog.close()

@@ -1,9 +1,9 @@
-"""Names what a job hangs in.
+"""Reports the collective on which a job is stuck.
 
 A collective of NCCL that cannot complete raises nothing: the host goes on, and waits forever at the next value that it reads. So a thread
-of every rank looks at the collectives that were started. When one is not complete after the run's time limit, the rank says so in the
-store that all ranks share. Each then writes what it knows, before anything is torn down: a rank that waits in a collective names it; a rank
-that waits in none is the cause, and says where its program was; a rank that does not answer is named by the others.
+of every rank checks the started collectives. When one exceeds the run's time limit, the rank announces it in the shared store. Each rank
+then writes its position before anything is torn down: a rank that waits in a collective names it; one that waits in none is the cause; a
+silent one is named by the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SILENCE_S = 15.0
 LEAVING_S = 10.0
 """Ranks wait so long for each other before they leave."""
 STORE_S = 30.0
-"""For one request to the store."""
+"""Seconds for one request to the store."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,9 @@ class InFlightCollectives:
 
 
 class Watchdog:
-    """Looks after rank ``rank`` of ``size`` until ``close``. ``record`` writes down the error that the rank ends with, and gives its exit
-    code.
+    """Watches rank ``rank`` of ``size`` until ``close``. ``record`` writes the rank's final error, and gives its exit code.
 
-    ``hears_death``: a lost peer makes collectives raise, as with gloo; otherwise (NCCL) its silence is what tells of it.
+    ``hears_death``: a lost peer makes collectives raise, as with gloo; otherwise (NCCL) only its silence tells.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Watchdog:
             self._store_is_gone(error)
 
     def _trouble(self, store: dist.TCPStore) -> str:
-        """What some rank has found to be wrong; empty if nothing is."""
+        """Returns the trouble that some rank announced; empty without any."""
         late, found = self.in_flight.oldest(), ""
         if late is not None and time.monotonic() - late.since > self.limit_s:
             found = f"{late.collective} (ranks {', '.join(map(str, late.ranks))}) has not completed within {self.limit_s:g} s"
@@ -118,8 +117,7 @@ class Watchdog:
         return (self.rank + 1) % self.size
 
     def _silent(self, store: dist.TCPStore) -> bool:
-        """Whether the watchdog of the next rank has stopped without saying so, or never began: all begin when all ranks have met. Every
-        rank listens to one other."""
+        """Returns whether the next rank's watchdog stopped in silence, or never began: all begin when all ranks have met."""
         said = self._beats(store, (self._next,))[self._next]
         if said != self.heard:
             self.heard, self.heard_at = said, time.monotonic()
@@ -135,7 +133,7 @@ class Watchdog:
         return CommunicationError(f"rank {self.rank}: in {late.collective}: {message}", late.collective)
 
     def _end(self, store: dist.TCPStore, error: Exception) -> None:
-        """Rank 0 leaves first, when all have written what they know, for it tells the cause from that; the store ends with it."""
+        """Lets rank 0 leave last, when all have written their positions: it derives the cause from them, and the store ends with it."""
         until = time.monotonic() + LEAVING_S
         if self.rank != 0:
             self._leave(error, lambda: self._say(store, "told") and time.monotonic() < until)
@@ -144,12 +142,12 @@ class Watchdog:
         self._leave(error)
 
     def _say(self, store: dist.TCPStore, what: str) -> bool:
-        """Tell the other ranks; an error if rank 0 is gone."""
+        """Tells the other ranks; an error if rank 0 is gone."""
         store.set(f"{what} {self.rank}", "")
         return True
 
     def _leave(self, error: Exception, stay: Callable[[], bool] = lambda: False) -> None:
-        """Write why, and end the process. The main thread waits for what does not come."""
+        """Writes why, and ends the process: the main thread waits in vain."""
         code = self.record(error)
         with contextlib.suppress(dist.DistError, RuntimeError):
             while stay():
@@ -159,7 +157,7 @@ class Watchdog:
         os._exit(code)
 
     def _silent_ranks(self, store: dist.TCPStore, ranks: tuple[int, ...]) -> list[int]:
-        """Those of ``ranks`` whose watchdogs do nothing for a while. Ranks that know of the trouble say "closed" first."""
+        """Returns those of ``ranks`` whose watchdogs are idle for a while. Ranks that know of the trouble say "closed" first."""
         store.set(f"beat {self.rank}", "closed")
         before = self._beats(store, ranks)
         time.sleep(3 * PERIOD_S)
@@ -170,7 +168,7 @@ class Watchdog:
         return {rank: store.get(f"beat {rank}").decode() if store.check([f"beat {rank}"]) else "" for rank in ranks}
 
     def _place(self) -> str:
-        """Where the main thread is: the innermost line of this program, and the innermost of all."""
+        """Returns the main thread's position: the innermost line of this program, and the innermost of all."""
         frame = sys._current_frames().get(self.main or 0)
         lines = traceback.extract_stack(frame) if frame else []
         own = [line for line in lines if f"{os.sep}trainer{os.sep}" in line.filename]

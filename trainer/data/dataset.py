@@ -1,8 +1,7 @@
-"""What the train loop reads: samples, which are rows of tokens, from a prepared corpus or synthetic.
+"""Provides samples, which are rows of tokens, from a prepared corpus or synthetic.
 
-There is no sampler state: a sample is a function of the seed and its number, and a run takes samples in the order of their
-numbers. So any rank under any layout can read its rows, and a resumed run needs no data position but the number of samples that
-were consumed, whatever the size of its batches.
+There is no sampler state: a sample is a function of the seed and its number, and a run takes samples in the order of their numbers. So any
+rank under any layout can read its rows, and a resumed run needs only the number of consumed samples, whatever the size of its batches.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ class Dataset(Protocol):
     the complement of its token."""
 
     name: str
-    """What was read: the digest of a corpus, or ``synthetic``. With the seed it decides what every sample holds."""
+    """Identity of the data: the digest of a corpus, or ``synthetic``. With the seed it decides every sample."""
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
         """Samples ``first`` to ``first + count``, shape [count, seq + 1]. ``ConfigError`` for a file that is damaged or cut."""
         ...
 
     def check(self) -> None:
-        """Compare the content of files with what was prepared; costs reading 16 MiB at most. ``ConfigError`` where they differ."""
+        """Compares files with the prepared digests, reading 16 MiB at most. Raises ``ConfigError`` if they differ."""
         ...
 
 
@@ -56,7 +55,8 @@ def open_dataset(data: DataConfig, model: ModelConfig, seed: int) -> Dataset:
 
 
 def open_held_out(data: DataConfig, model: ModelConfig) -> HeldOut | HeldOutExamples:
-    """What is evaluated of a prepared corpus, or of examples. ``ConfigError`` as ``check_corpus``, and for synthetic data."""
+    """Returns the evaluated part of a prepared corpus, or of examples. Raises ``ConfigError`` as ``check_corpus``, and for synthetic
+    data."""
     if data.kind == "instructions":
         return HeldOutExamples(data, model.seq, model.vocab)
     index = check_corpus(data, model)

@@ -123,7 +123,7 @@ class Instructions(Examples):
         return self.rows[chosen]
 
     def _ordered(self, numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Which of ``count`` rows each number of a sample means."""
+        """Maps the numbers of samples to ``count`` rows."""
         epochs, positions = np.divmod(numbers, count)
         for epoch in np.unique(epochs):
             own = epochs == epoch
@@ -141,7 +141,6 @@ class HeldOutExamples(Examples):
 
     @property
     def windows(self) -> int:
-        """How many there are."""
         return len(self.rows)
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ ROUNDS = 4
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit numbers; each bit of the result depends on all of ``x`` (finaliser of splitmix64, Steele et al. 2014)."""
+    """Scrambles 64-bit numbers; each bit of the result depends on all of ``x`` (finaliser of splitmix64, Steele et al. 2014)."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -30,7 +30,7 @@ def key_of(*numbers: int) -> NDArray[np.uint64]:
 
 
 def permute(positions: NDArray[np.int64], n: int, key: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Where ``positions`` (each in 0 .. n-1, any shape) go under the permutation of ``key``."""
+    """Returns ``positions`` (each in 0 .. n-1, any shape) under the permutation of ``key``."""
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     result = _feistel(positions.astype(np.uint64), half, key)
     while (outside := result >= n).any():

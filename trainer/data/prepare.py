@@ -42,20 +42,20 @@ END_OF_TEXT = "<|endoftext|>"
 TRAINING_BYTES = 64 * 2**20
 """Text that the tokenizer is trained on: documents spread evenly over the source, about this many bytes."""
 LONGEST_WORD = 1000
-"""Bytes of one word that pairs are counted in at once. Learning takes time with the square of a word's length, and what is longer is
-data without spaces; encoding does not, and cuts nothing."""
+"""Bytes of one word in which pairs are counted at once. Learning takes time with the square of a word's length, and longer ones are data
+without spaces; encoding does not, and cuts nothing."""
 UINT16_VOCAB = 2**16
 """The largest vocabulary whose tokens are stored in two bytes."""
 BATCH_BYTES = 2**20
 """Text encoded at once: enough to keep every core busy, little enough to stay small in memory."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is done, bytes done, bytes in all)."""
+"""Progress callback: (stage, bytes done, bytes in all)."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a preparation did. ``reused``: the folder was already there. ``skipped``: files that are not UTF-8 text."""
+    """Result of a preparation. ``reused``: the folder was already there. ``skipped``: files that are not UTF-8 text."""
 
     path: str
     reused: bool
@@ -68,7 +68,7 @@ class Prepared:
 
 
 def prepare(data: DataConfig, force: bool = False, progress: Progress = lambda *_: None) -> Prepared:
-    """Make ``data.path`` from ``data.source``, or reuse it if it was made from the same source with the same settings.
+    """Makes ``data.path`` from ``data.source``, or reuses it if it was made from the same source with the same settings.
 
     ``force`` makes it again in any case. ``ConfigError`` for text that cannot be read and for a target that holds other files.
     """
@@ -106,7 +106,7 @@ def _working_folder(target: Path, data: DataConfig) -> Iterator[Path]:
 
 
 def _check_target(target: Path, data: DataConfig) -> None:
-    """Refuse to replace anything but a prepared folder."""
+    """Refuses to replace anything but a prepared folder."""
     if not target.exists():
         return
     foreign = [target] if not target.is_dir() else sorted(p for p in target.iterdir() if p.name not in (*FILES, MANIFEST))
@@ -203,7 +203,7 @@ def _batches(source: Source) -> Iterator[tuple[int, list[str]]]:
 
 
 def _move_into_place(work: Path, target: Path) -> None:
-    """Make ``work`` the target; what was there goes only once the new folder stands in its place."""
+    """Renames ``work`` to the target; removes the old folder only once the new one stands."""
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     with suppress(FileNotFoundError):

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class TextTokens:
-    """A tokenizer.json as a model of ``vocab`` tokens uses it. ``named``: ``named_tokens`` beside ``weights`` or the file. ``begin`` stands
-    before every text. ``ends`` are the tokens that end one, that of an answer first: those that are named, else the only special one.
-    ``ConfigError`` if the file cannot be read, or has more tokens."""
+    """A tokenizer.json for a model of ``vocab`` tokens. ``named``: ``named_tokens`` beside ``weights`` or the file. ``begin`` stands before
+    every text. ``ends`` are tokens that end one, an answer's first: the named ones, else the only special one.
+
+    Raises ``ConfigError`` if the file cannot be read, or has more tokens.
+    """
 
     def __init__(self, file: Path, vocab: int, weights: Sequence[Path] = ()):
         from tokenizers import Tokenizer

@@ -119,7 +119,7 @@ def root_cause(directory: Path, attempt: int, own: Failure, patience_s: float = 
 
 
 def record_failure(error: BaseException, env: RankEnv, out: Path, attempt: int) -> int:
-    """Write down and print why this rank failed, and on rank 0 why the run failed; the exit code."""
+    """Records and prints why this rank failed, and on rank 0 why the run failed; returns the exit code."""
     with RECORDING:
         return _record(error, env, out, attempt)
 

@@ -25,11 +25,11 @@ DEVICE_ENVIRONMENT = {
     "TORCH_NCCL_HIGH_PRIORITY": "1",  # messages before kernels that are queued behind them
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # buffers of many sizes do not fragment the memory
 }
-"""What torch reads before CUDA starts; what the user sets counts more."""
+"""Variables that torch reads before CUDA starts; the user's take precedence."""
 
 
 def prepare_devices(environment: MutableMapping[str, str]) -> None:
-    """Set what torch reads once; to be called before it is imported."""
+    """Sets variables that torch reads at import; call it before."""
     for name, value in DEVICE_ENVIRONMENT.items():
         environment.setdefault(name, value)
 
@@ -41,11 +41,11 @@ REPEATABLE_ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",  # no sums in switches
     "NCCL_COLLNET_ENABLE": "0",
 }
-"""What ``run.deterministic`` adds before the device is used (torch's notes on reproducibility; torchtitan's settings of NCCL)."""
+"""Further variables of ``run.deterministic`` (torch's notes on reproducibility; torchtitan's settings of NCCL)."""
 
 
 def prepare_repeatable(environment: MutableMapping[str, str]) -> None:
-    """Set what makes libraries compute the same bits again. ``ConfigError`` if the user's own setting forbids that."""
+    """Makes libraries reproduce the same bits. Raises ``ConfigError`` if the user's own setting prevents it."""
     for name, value in REPEATABLE_ENVIRONMENT.items():
         if environment.setdefault(name, value) != value and (name, environment[name]) != ("CUBLAS_WORKSPACE_CONFIG", ":16:8"):
             raise ConfigError(f"run.deterministic=true needs {name}={value}, and the environment has {environment[name]}; unset it")

@@ -1,1 +1,1 @@
-"""What a run measures: step times and their parts, memory, timelines; and the MLflow forwarder."""
+"""Measurements of a run: step times and their parts, memory, timelines; and the MLflow forwarder."""

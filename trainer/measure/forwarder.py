@@ -1,11 +1,8 @@
 """Forwards metrics.jsonl from rank 0 to an MLflow server, in a thread that no step waits for.
 
-The thread follows the file that the training loop writes anyway: there is no queue, and nothing accumulates in memory. Every
-request has a timeout, every failure lengthens the pause before the next attempt, and after ``FAILURES`` in a row the thread
-gives up. The file remains the truth; the launcher copies what is missing when the trial has ended.
-
-Six calls of MLflow's REST API suffice. The MLflow client would cost rank 0 a second of imports while steps are being timed,
-and it retries for minutes.
+The thread follows the training loop's file: there is no queue, and nothing accumulates in memory. Every request has a timeout, every
+failure lengthens the pause, and after ``FAILURES`` in a row the thread gives up; the launcher copies the rest when the trial has ended. Six
+calls of MLflow's REST API suffice: its client would cost rank 0 a second of imports while steps are timed, and retries for minutes.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ class Forwarder(threading.Thread):
         self._failures = 0  # in a row
 
     def finish(self, status: str) -> None:
-        """Send the rest, then ``status``; return within ``CLOSE_S`` seconds."""
+        """Sends the rest, then ``status``; returns within ``CLOSE_S`` seconds."""
         self._status = status
         self._ending.set()
         self.join(CLOSE_FAILING_S if self._failures else CLOSE_S)

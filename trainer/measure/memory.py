@@ -1,4 +1,4 @@
-"""Memory accounting: training states before they are allocated, and what autograd saves for backward."""
+"""Memory accounting: training states before they are allocated, and tensors that autograd saves for backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_room(states: int, limit_gb: float | None, world: World) -> None:
-    """Refuse ``states`` bytes of weights, gradients and optimizer states on this rank before they are allocated. Collective.
+    """Refuses ``states`` bytes of weights, gradients and optimizer states on this rank before they are allocated. Collective.
 
     ``OverBudget`` above ``run.memory_gb``; ``MemoryError`` on every rank if the ranks of one host need more than it has: the system would
     grant the memory and kill a process later. A GPU reports by itself that it is full.
@@ -79,12 +79,12 @@ class ActivationMeter:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Count the tensors that are saved inside."""
+        """Counts the tensors that are saved inside."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
     def add(self, pointer: int, nbytes: int) -> None:
-        """Add a user of a storage. ``OverBudget`` if that exceeds the budget."""
+        """Adds a user of a storage. ``OverBudget`` if that exceeds the budget."""
         if pointer in self.resting:
             return
         self.users[pointer] = self.users.get(pointer, 0) + 1
@@ -96,7 +96,7 @@ class ActivationMeter:
                 raise OverBudget(f"activations need more than the {self.budget / 1e9:.3g} GB that run.memory_gb leaves for them")
 
     def remove(self, pointer: int) -> None:
-        """Remove a user of a storage."""
+        """Removes a user of a storage."""
         if pointer in self.users:
             self.users[pointer] -= 1
             if self.users[pointer] == 0:
@@ -104,7 +104,7 @@ class ActivationMeter:
                 self.now -= self.sizes.pop(pointer)
 
     def track(self, tensor: Tensor) -> TrackedTensor:
-        """Count a tensor that autograd does not know of, for the lifetime of the returned object."""
+        """Counts a tensor that autograd does not know of, for the lifetime of the returned object."""
         return TrackedTensor(tensor, self)
 
     def _pack(self, tensor: Tensor) -> Any:

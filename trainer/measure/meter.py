@@ -1,4 +1,4 @@
-"""What a run measures: where the time of a step goes."""
+"""Measures where the time of a step goes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def span(self, action: Action | str) -> Iterator[None]:
-        """Record what runs inside, under the phase of an action or a name."""
+        """Times its body, under the phase of an action or a name."""
         phase = action if isinstance(action, str) else PHASES.get(action.kind, "communication")
         start, first = self.clock.mark(), len(self.ledger.waits)
         self.work = start
@@ -75,7 +75,7 @@ class Recorder:
         self.work = self.clock.mark()
 
     def split(self) -> dict[str, float]:
-        """Seconds of the step by part; ``communication`` is what nothing hid."""
+        """Returns seconds of the step by part; ``communication`` is the exposed part."""
         parts: dict[str, float] = dict.fromkeys(("forward", "backward", "communication", "optimizer", "data"), 0.0)
         for span in self.spans:
             waited = sum(self.clock.seconds(*wait) for wait in self.ledger.waits[span.waits])

@@ -55,7 +55,7 @@ def write_timeline(out: Path, step: int, rank: Any, clock_offset: float) -> None
 
 
 def chrome_trace(timeline: dict[str, Any]) -> dict[str, Any]:
-    """The Chrome trace of a timeline: a process per rank, with one row for computation and one for what overlaps with it."""
+    """Returns the Chrome trace of a timeline: a process per rank, with one row for computation and one for overlapping work."""
     events = []
     for event in timeline["events"]:
         overlapped = event["kind"] in ("send", "receive", "gather", "reduce")

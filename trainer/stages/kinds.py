@@ -21,7 +21,7 @@ from trainer.shared.run.stages import COMPLETIONS
 from trainer.stages.make import StageWork, input_problem
 
 FIGURES, CHOICE = ".training.json", ".choice.json"
-"""How a training went, and which was chosen. Hidden, as they do not belong to the weights that an artifact's digest names."""
+"""Files of a training's course and choice. Hidden, since an artifact's digest names its weights alone."""
 
 
 class TrainWork(StageWork):

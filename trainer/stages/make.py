@@ -1,5 +1,5 @@
 """A run that makes an artifact of a pipeline: its inputs are whole before it begins, and its manifest is written when all else is there.
-What it does is said by the class of its kind (``StageWork``).
+The class of its kind (``StageWork``) says how.
 
 Nothing of the launcher is needed where it runs. An artifact that is whole already is left as it is: an attempt that was killed between
 its last two writes is complete.
@@ -26,18 +26,17 @@ from trainer.shared.run.files import look_again, read_json, write_json
 from trainer.shared.run.schema import ResolvedTrainConfig
 
 REPORT = ".result.json"
-"""What the run was about to say of itself: a rank that dies between the artifact and its result has it said by the next. Hidden: the digest
-of an artifact names its weights, not their timings."""
+"""File of the run's prepared result: if a rank dies between artifact and result, the next one reports it. Hidden: the digest of an artifact
+names its weights, not their timings."""
 VISIBLE_SECONDS = 30.0
-"""How long what another node wrote may stay unseen here (caches of NFS)."""
+"""Seconds for which another node's files may stay invisible here (caches of NFS)."""
 LOOK_SECONDS = 0.2
 
 
 class StageWork:
-    """The rank's half of a kind of stage. Its defaults are those of a run that makes what it makes in a new folder.
+    """The rank's half of a kind of stage. By default a run makes its artifact in a new folder.
 
-    ``all_inputs``: those that are not there are waited for, and without them nothing is done. ``continues`` what an earlier attempt left in
-    its folder. ``makes_folder`` itself.
+    ``all_inputs``: missing inputs are waited for, and required. ``continues`` from an earlier attempt's files. ``makes_folder`` itself.
     """
 
     all_inputs: ClassVar[bool] = True
@@ -48,11 +47,11 @@ class StageWork:
         self.stage, self.config, self.folder = stage, config, Path(stage.folder)
 
     def run(self, run: Callable[[Finish], Status], finish: Finish) -> Status:
-        """Does it, by the ``run`` of the configuration or otherwise. ``ConfigError`` for what is wrong with it."""
+        """Does the stage's job, by the configuration's ``run`` or otherwise. Raises ``ConfigError``."""
         return run(finish)
 
     def complete(self, result: Mapping[str, Any], out: Path) -> None:
-        """Adds what is made of the files of the run, in ``out``, and of its ``result``."""
+        """Adds the artifact's parts from the run's files in ``out`` and its ``result``."""
 
 
 def work_of(stage: StageRun, config: ResolvedTrainConfig) -> StageWork:
@@ -96,7 +95,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _check_input(stage: StageRun, name: str) -> None:
-    """Raises ``ConfigError`` if what the stage takes is not there, not whole, or not what it was when the stage was planned."""
+    """Raises ``ConfigError`` if an input is missing, incomplete, or differs from the planned one."""
     folder, deadline = Path(stage.sources[name]), time.monotonic() + VISIBLE_SECONDS
     while (problem := input_problem(stage, name)) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
@@ -106,7 +105,7 @@ def _check_input(stage: StageRun, name: str) -> None:
 
 
 def input_problem(stage: StageRun, name: str) -> str:
-    """Says what is wrong with an input; nothing if it is whole, and what the stage was planned for."""
+    """Describes an input's defect; empty if it is complete and the planned one."""
     found = find_artifact(Path(stage.sources[name]))
     if found is None:
         return "is not there or not whole; make it again, and share sweep.dir between the nodes"
@@ -115,7 +114,7 @@ def input_problem(stage: StageRun, name: str) -> str:
 
 
 def _clear(work: StageWork) -> None:
-    """Takes away what an earlier attempt left."""
+    """Removes files of an earlier attempt."""
     (work.folder / MANIFEST).unlink(missing_ok=True)
     if not work.continues:
         shutil.rmtree(work.folder, ignore_errors=True)
@@ -131,7 +130,7 @@ def _finish(work: StageWork, result: Mapping[str, Any], out: Path) -> None:
 
 
 def _await_rank_0(stage: StageRun, status: Status, out: Path, attempt: int) -> None:
-    """Ranks that leave early would have rank 0 ended while it still reads what it declares whole."""
+    """Keeps ranks until rank 0 has read the files that it declares complete."""
     while status is Status.DONE and stage.made is None:
         if any(attempt_of(failure) >= attempt for failure in failures_in(out)):
             return

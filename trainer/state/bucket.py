@@ -37,7 +37,7 @@ class Precision:
 
     @classmethod
     def of(cls, name: str, trains: bool = True, moments: str = "fp32") -> Precision:
-        """Where nothing trains there is no master copy: the weights themselves are it."""
+        """Returns the types of a precision. Frozen weights have no separate master copy."""
         wide = torch.float64 if name == "fp64" else torch.float32
         compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}.get(name, wide)
         return cls(compute, wide if trains else compute, torch.bfloat16 if moments == "bf16" else wide)
@@ -45,7 +45,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class BucketSettings:
-    """What the buckets share whose parameters are replicated over the same ranks. ``data_index``: this rank among them."""
+    """Shared settings of buckets whose parameters are replicated over the same ranks. ``data_index``: this rank among them."""
 
     factors: Factors
     data_index: int
@@ -56,7 +56,7 @@ class BucketSettings:
     trains: bool = True  # else there are weights alone: no gradients, no moments
 
     def frozen(self) -> BucketSettings:
-        """For parameters that nothing changes: only the parameters' own sharding applies, in the type of computation."""
+        """Returns settings of frozen parameters: only their own sharding applies, in the type of computation."""
         params, compute = self.factors.params, self.precision.compute
         return replace(
             self, factors=Factors(params, params, params, self.factors.data), precision=Precision(compute, compute, compute), trains=False
@@ -114,7 +114,7 @@ class FlatBucket:
             shard.weight.copy_(initial_part(shard.record, seed, shard.offset, shard.offset + shard.numel))
 
     def unshard(self) -> None:
-        """Start to all-gather the parameters if they are sharded. They stay gathered until ``reshard`` was called as often."""
+        """Starts to all-gather the parameters if they are sharded. They stay gathered until ``reshard`` was called as often."""
         if self.whole is self.shard:
             return
         self.unshards += 1
@@ -125,12 +125,12 @@ class FlatBucket:
             self._point_parameters(self.whole)
 
     def wait_unshard(self) -> None:
-        """Wait until the gathered parameters are usable."""
+        """Waits until the gathered parameters are usable."""
         self._wait_published()
         self._wait_gathered()
 
     def reshard(self) -> None:
-        """Free the gathered parameters when their last user is done."""
+        """Frees the gathered parameters when their last user is done."""
         if self.whole is None or self.whole is self.shard:
             return
         self.unshards -= 1
@@ -159,7 +159,7 @@ class FlatBucket:
     # gradients
 
     def begin(self, micro_batches: int) -> None:
-        """Begin a step: no gradient has arrived."""
+        """Begins a step: no gradient has arrived."""
         self.flushes_left = micro_batches if self.sharded_grads else 1
         self.per_flush = 1 if self.sharded_grads else micro_batches
         self.flushes = 0
@@ -229,7 +229,7 @@ class FlatBucket:
     # optimizer
 
     def publish_update(self) -> None:
-        """Start to copy the updated master weights into the parameter shard; ``unshard`` and ``wait_unshard`` wait for it."""
+        """Starts to copy the updated master weights into the parameter shard; ``unshard`` and ``wait_unshard`` wait for it."""
         self.publishing = self._publication()
         self.queue.start(self.publishing)
 

@@ -42,22 +42,22 @@ class CollectiveQueue:
         self.active: list[tuple[Steps, Pending, bool]] = []  # in the order in which they were started
 
     def start(self, steps: Steps) -> None:
-        """Start the first collective of ``steps``. First, earlier buckets whose next collective depends on the active one advance."""
+        """Starts the first collective of ``steps``. First, earlier buckets whose next collective depends on the active one advance."""
         self._advance(only_followed=True)
         self._next(steps, self.active)
 
     def complete(self, steps: Steps) -> None:
-        """Wait for ``steps`` and for all that were started before."""
+        """Waits for ``steps`` and for all that were started before."""
         while any(steps is other for other, _, _ in self.active):
             self._advance(only_followed=False, last=steps)
 
     def finish(self) -> None:
-        """Wait until no collective is active."""
+        """Waits until no collective is active."""
         while self.active:
             self._advance(only_followed=False)
 
     def _advance(self, only_followed: bool, last: Steps | None = None) -> None:
-        """Wait for each active collective, up to those of ``last``, and start its successor."""
+        """Waits for each active collective, up to those of ``last``, and starts its successor."""
         remaining: list[tuple[Steps, Pending, bool]] = []
         passed = False
         for steps, pending, followed in self.active:

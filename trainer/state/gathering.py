@@ -30,13 +30,13 @@ class Gathering:
             module.register_forward_hook(self._after(i))
 
     def prefetch(self, unit: int) -> None:
-        """Start to unshard a unit that will compute next; no-op for a unit outside the chunk."""
+        """Starts to unshard a unit that will compute next; no-op for a unit outside the chunk."""
         if 0 <= unit < len(self.buckets) and unit not in self.ahead:
             self.ahead.add(unit)
             self._each(unit, FlatBucket.unshard)
 
     def enter(self, unit: int, following: int) -> None:
-        """Wait for a unit's parameters and prefetch those of the ``following`` one."""
+        """Waits for a unit's parameters and prefetches those of the ``following`` one."""
         self.prefetch(unit)
         self.ahead.remove(unit)
         self._each(unit, FlatBucket.wait_unshard)
@@ -49,7 +49,7 @@ class Gathering:
         self.entered = unit
 
     def leave_backward(self) -> None:
-        """Reshard what is frozen of the unit that backward was in."""
+        """Reshards frozen parameters of the last unit in backward."""
         for bucket in self.buckets[self.entered] if self.entered is not None else ():
             if bucket.frozen:
                 bucket.reshard()

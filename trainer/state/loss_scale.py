@@ -33,7 +33,7 @@ class LossScale:
         return True
 
     def succeeded(self) -> None:
-        """Count a finite step."""
+        """Counts a finite step."""
         self.good_steps += 1
         if self.dynamic and self.good_steps >= GROWTH_STEPS:
             self.value, self.good_steps = self.value * 2, 0

@@ -61,7 +61,7 @@ class AdamW:
         self.steps = torch.zeros((), device=device)  # updates made: skipped steps do not count
 
     def step(self, lr: float, factors: Tensor, skip: Tensor) -> None:
-        """Update with each task's factor [tasks] times its gradients, unless the scalar ``skip`` is 1. Both are on the device."""
+        """Updates with each task's factor [tasks] times its gradients, unless the scalar ``skip`` is 1. Both are on the device."""
         self.steps += 1 - skip
         for task, decay, pieces in self.groups:
             if not pieces:

@@ -29,7 +29,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class ParameterRecord:
-    """What one rank knows of a parameter that it holds."""
+    """One rank's record of a parameter that it holds."""
 
     name: str  # global, the same under every layout; a tied weight has one name wherever it is used
     shape: tuple[int, ...]  # global, without padding

@@ -18,7 +18,7 @@ from trainer.state.parameters import ModelParameter, OptimizerShard
 
 @lru_cache
 def sums_wide(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this device adds a product of ``dtype`` to a sum in fp32 by itself: no rounding, and a third of the traffic."""
+    """Returns whether this device adds a product of ``dtype`` to a sum in fp32 natively: no rounding, and a third of the traffic."""
     if device.type != "cuda":
         return False
     try:
@@ -29,7 +29,7 @@ def sums_wide(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _add_product(view: Tensor, fresh: bool, left: Tensor, right: Tensor) -> None:
-    """Add ``left^T right`` to ``view``, or overwrite it if it is ``fresh``."""
+    """Adds ``left^T right`` to ``view``, or overwrites it if it is ``fresh``."""
     if view.dtype != left.dtype and sums_wide(left.device, left.dtype):
         sums = torch.mm if fresh else partial(torch.addmm, view)
         sums(left.t(), right, out_dtype=view.dtype, out=view)
@@ -53,7 +53,7 @@ class PendingGradients:
         self.parts: dict[ModelParameter, tuple[Tensor, bool, Tensor]] = {}  # where to, whether they overwrite it, and the gradient
 
     def add(self) -> None:
-        """Add all that wait."""
+        """Adds all pending products."""
         for first in (True, False):
             parts = [(view, gradient) for view, fresh, gradient in self.parts.values() if fresh is first]
             for dtype in {gradient.dtype for _, gradient in parts}:
@@ -128,7 +128,7 @@ class ShardedState:
         return sum(FlatBucket.planned_bytes(plan, settings) for plan, _, settings in self.plans)
 
     def make(self) -> None:
-        """Allocates what was planned."""
+        """Allocates the planned buffers."""
         for plan, parameters, settings in self.plans:
             self._add(FlatBucket(plan, parameters, settings, self.pending.add))
 
@@ -159,7 +159,7 @@ class ShardedState:
         return self.counted(tensor) if self.counted else None
 
     def _collect(self, parameter: Tensor) -> None:
-        """Take a gradient that autograd computed. The hook also runs, without a gradient, for those that bypass autograd."""
+        """Takes a gradient that autograd computed. The hook also runs, without a gradient, for those that bypass autograd."""
         assert isinstance(parameter, nn.Parameter)
         gradient, parameter.grad = parameter.grad, None
         if gradient is not None:
@@ -173,7 +173,7 @@ class ShardedState:
         self._arrived(bucket, known, view)
 
     def _place(self, parameter: nn.Parameter) -> tuple[FlatBucket, ModelParameter, Tensor, bool]:
-        """Returns where a gradient goes, and whether it overwrites what is there."""
+        """Returns the target of a gradient, and whether it overwrites."""
         bucket, known = self.places[parameter]
         if known in self.pending.parts:
             self.pending.add()
@@ -217,20 +217,20 @@ class ShardedState:
             bucket.begin(micro_batches)
 
     def finish(self) -> None:
-        """Wait until every gradient shard is the sum over the data axis. ``RuntimeError`` if some gradient never came."""
+        """Waits until every gradient shard is the sum over the data axis. ``RuntimeError`` if some gradient never came."""
         for bucket in self.trained:
             if bucket.flushes_left:
                 raise RuntimeError(f"no gradient arrived for {bucket.late()[0].record.name}")
         self.settle()
 
     def publish_updates(self) -> None:
-        """Start to publish updated weights, in the order in which the next forward needs them."""
+        """Starts to publish updated weights, in the order in which the next forward needs them."""
         for bucket in reversed(self.buckets):
             if not bucket.frozen:
                 bucket.publish_update()
 
     def settle(self) -> None:
-        """Wait until no collective is active."""
+        """Waits until no collective is active."""
         self.queue.finish()
 
     def optimizer_shards(self) -> list[OptimizerShard]:
