@@ -63,7 +63,6 @@ class CodeSnapshot:
             )
 
     def folder(self, root: Path) -> Path:
-        """Returns the folder of the copy."""
         return root / "code" / self.digest
 
     def write(self, root: Path) -> Path:

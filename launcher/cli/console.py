@@ -42,7 +42,6 @@ class Column:
 
     @property
     def natural(self) -> int:
-        """Its width with no cell wrapped."""
         return max(cell_len(shown(words)) for words in (self.name, *self.cells))
 
 

@@ -124,7 +124,6 @@ def origin(figures: dict[str, Any], config: Config) -> str:
 
 
 def document(found: HardwareConfig, path: Path, seconds: float) -> dict[str, Any]:
-    """Returns the document of ``--json``."""
     return {"file": str(path), "seconds": round(seconds, 1), "hardware": to_dict(found)}
 
 

@@ -46,7 +46,6 @@ def main(argv: list[str]) -> int:
 
 
 def _newest(record: Record, attempt: int | None) -> Iterator[str]:
-    """The log of one attempt, as far as it goes."""
     from launcher.backends.logs import log_attempts
 
     attempts = log_attempts(record.directory)
@@ -62,7 +61,6 @@ def _newest(record: Record, attempt: int | None) -> Iterator[str]:
 
 
 def _follow(store: Store, record: Record) -> Iterator[str]:
-    """The logs of this attempt and of those that follow it."""
     shown = -1
     backend = _open(record)
     try:

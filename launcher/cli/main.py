@@ -136,7 +136,6 @@ def run_verb(verb: str, argv: list[str]) -> int:
 
 
 def usage() -> str:
-    """The text of ``trireme --help``."""
     return USAGE.format(verbs="\n".join(f"  {verb:<10}{text}" for verb, text in VERBS.items()))
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
-    """``KEY=VALUE ...`` and ``--config-dir``."""
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=meaning)
     add_folder(parser)
 
@@ -23,7 +22,6 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs 
 def add_folder(
     parser: argparse.ArgumentParser, meaning: str = "folder of config groups of your own, such as DIR/trainer/NAME.yaml"
 ) -> None:
-    """``--config-dir``."""
     parser.add_argument("--config-dir", action=PathOption, metavar="DIR", help=meaning)
 
 

@@ -161,7 +161,6 @@ def _state(item: PlannedStage, wanted: list[PlannedStage]) -> str:
 
 
 def _show(planned: list[PlannedStage], wanted: list[PlannedStage]) -> None:
-    """Prints the plan as a table with predicted times and their basis."""
     from launcher.stages.predicted import RESTS_ON
 
     console = wide_console()

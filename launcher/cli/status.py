@@ -100,7 +100,6 @@ def _as_json(record: Record) -> dict[str, Any]:
 
 
 def _show(console: Console, sweep: Sweep) -> None:
-    """Prints a table of the trials, with their messages below it."""
     from launcher.trials.labels import heading, trial_labels
 
     names = trial_labels(sweep.records)

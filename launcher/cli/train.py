@@ -84,7 +84,6 @@ def _dry_run(argument: str) -> str:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags with their values, and the overrides."""
     takes_value = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i",
                    "--experimental-rerun"}  # fmt: skip
     flags: list[str] = []
@@ -101,7 +100,6 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _own_folder(flags: list[str]) -> Path | None:
-    """Returns the value of ``--config-dir``."""
     for flag, following in zip(flags, [*flags[1:], ""]):
         name, _, value = flag.partition("=")
         if name in ("--config-dir", "-cd"):

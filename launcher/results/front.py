@@ -63,7 +63,6 @@ def _place(figures: Any) -> tuple[float, float] | None:
 
 
 def recommended(front: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns the recommended candidates by goal."""
     known = front.get("recommended")
     return [(str(goal), one) for goal, one in (known if isinstance(known, dict) else {}).items() if isinstance(one, dict) and "name" in one]
 

@@ -39,7 +39,6 @@ def summary(record: Record) -> dict[str, Any]:
 
 
 def read_timeline(directory: Path) -> dict[str, Any]:
-    """``timeline.json``, or an empty dict."""
     return read_json(directory / TIMELINE) or {}
 
 

@@ -219,7 +219,6 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def _half_binomial(n: int, i: int) -> float:
-    """P(X = i) of X ~ Binomial(n, 1/2)."""
     return math.exp(math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2))
 
 

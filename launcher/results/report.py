@@ -231,7 +231,6 @@ def split(trial: ReportedTrial) -> Series:
 
 
 def mean_error(predicted: Sequence[Series]) -> float | None:
-    """Mean size of the relative error of predicted step times."""
     errors = [labels.error_of(s.predicted, statistics.median(s.times)) for s in predicted]
     return statistics.fmean(abs(e) for e in errors if e is not None) if predicted else None
 

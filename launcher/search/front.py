@@ -48,7 +48,6 @@ class FrontSearch:
     measured: dict[int, float] = field(default_factory=dict)
 
     def tell(self, point: int, seconds: float) -> None:
-        """Records a point's measured seconds."""
         self.measured[point] = seconds
 
     def drop(self, point: int) -> None:

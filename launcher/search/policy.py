@@ -243,7 +243,6 @@ class Policy:
         return self.verified.get(index, self.tried[index])
 
     def believed(self, index: int) -> float:
-        """Step time of a candidate by the corrected model."""
         return float(np.exp(self.time.posterior().mean[index]))
 
     def fastest(self) -> np.ndarray:
@@ -299,7 +298,6 @@ class Policy:
 
 
 def at_most(settings: SearchConfig, trials: int, count: int) -> int:
-    """Returns how many of ``count`` more trials ``search.max_trials`` permits."""
     return count if settings.max_trials is None else min(count, settings.max_trials - trials)
 
 

@@ -57,7 +57,6 @@ class ActiveTrial:
 
     @property
     def handle(self) -> Handle:
-        """Handle of its job; only a submitted trial has one."""
         assert self.record.handle is not None, "a submitted trial has a handle"
         return self.record.handle
 

@@ -112,7 +112,6 @@ def _follow(backend: Backend, job: Job, tell: Tell, watch: Callable[[Path], obje
 
 
 def _submit(backend: Backend, request: Request) -> Handle:
-    """Its handle, once there is room for it."""
     said = False
     while True:
         try:

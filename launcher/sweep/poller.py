@@ -174,7 +174,6 @@ class Poller:
 
 
 def _files_complete(trial: ActiveTrial, job: JobState) -> bool:
-    """Returns whether all files of the ranks have arrived."""
     record, result = trial.record, trial.record.read_result()
     if result is not None and result.get("status") == Status.DONE.value:
         if record.config.get("command") and job.status is Status.FAILED and not failures_in(record.directory):

@@ -176,7 +176,6 @@ def _say_what_changed(points: Sequence[Point], records: Sequence[Record], settin
 
 
 def _active_trials(points: Sequence[Point], records: Sequence[Record], settings: SweepConfig, backends: Backends) -> list[ActiveTrial]:
-    """The trials to run, each with its backend."""
     todo: dict[str, ActiveTrial] = {}
     for point, record in zip(points, records, strict=True):
         if point.config is not None and _to_do(point, record, settings):

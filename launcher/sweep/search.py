@@ -106,7 +106,6 @@ def _measure(
     watch: _Watch,
     backends: Backends,
 ) -> list[tuple[SearchTrial, Record, TrialObservation]]:
-    """Runs ``trials`` side by side and returns their results."""
     points = [_point(problem, trial, overrides, watch.reasons) for trial in trials]
     for trial, point in zip(trials, points):
         if point.config is not None:

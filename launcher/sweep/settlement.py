@@ -152,7 +152,6 @@ def _judge(record: Record, job: JobState) -> Verdict:
 
 
 def _steps_told(record: Record, steps: Sequence[dict[str, Any]]) -> Told:
-    """Returns the lines that the reporting rank wrote."""
     return Told(tuple(steps), not ends_short([step["step"] for step in steps], total_steps(record) or 0))
 
 

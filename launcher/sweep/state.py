@@ -100,7 +100,6 @@ class SweepState:
         return 0 if backend.outlives_launcher else 1
 
     def due(self, backend: Backend) -> bool:
-        """Returns whether the backend may be polled again."""
         return time.monotonic() - self._polled.get(id(backend), float("-inf")) >= backend.poll_seconds
 
     def mark_polled(self, backend: Backend) -> None:

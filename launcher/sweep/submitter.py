@@ -49,7 +49,6 @@ class Submitter:
 
     @property
     def waits_for_room(self) -> bool:
-        """Returns whether trials wait that a backend will take when it has fewer jobs."""
         return bool(self._rooms) and any(id(trial.backend) in self._rooms for trial in self._state.waiting)
 
     def launch(self) -> None:
@@ -141,7 +140,6 @@ class Submitter:
         return sum(trial.backend is backend for trial in self._state.active)
 
     def _held_back(self, trial: ActiveTrial, batch: Sequence[ActiveTrial]) -> bool:
-        """Returns whether its backend wants other jobs to find room first."""
         others = (self._state.job(other) for other in self._others(trial, batch))
         return not trial.under_way and bool(trial.backend.admits(self._state.job(trial), others))
 

@@ -174,7 +174,6 @@ class MeasuredRun:
 
     @cached_property
     def assumed(self) -> set[str]:
-        """Columns whose cells are assumptions."""
         words = self.cells["assumed"] or "none"
         return set() if words == "none" else {word.split(" (")[0].strip() for word in words.split("; ")}
 

@@ -127,7 +127,6 @@ def predicted_seconds(row: MeasuredRun, made: InferenceEstimate) -> np.ndarray:
 
 
 def read(path: str | Path) -> list[MeasuredRun]:
-    """All rows of a table. ``ConfigError`` as ``canonical.read``."""
     return canonical.read(path, COLUMNS)
 
 
@@ -181,7 +180,6 @@ def _parts(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Shape
 
 @cache
 def engines() -> frozenset[str]:
-    """The engines that a row can name."""
     return frozenset(engine_names())
 
 
@@ -250,5 +248,4 @@ def weighted_median(errors: Sequence[float], models: Sequence[Any]) -> float:
 
 
 def by_model(judged: Sequence[JudgedRequest]) -> dict[str, RequestSummary]:
-    """Figures of each model, in order of appearance."""
     return {model: summary(members) for model, members in by_cell(judged, "model").items()}

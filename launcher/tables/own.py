@@ -61,7 +61,6 @@ def own_row(
 
 
 def _changes(config: TrainConfig, cluster: ClusterConfig) -> str:
-    """Returns the configuration's changes of the profile."""
     changes = ["kernels.attention=unfused"] if config.model.attention == "unfused" else []
     if cluster.hardware.peak_tflops:
         ran = as_run(profile(OWN), config.run, Device.of(cluster.hardware, cluster.gpus_per_node))

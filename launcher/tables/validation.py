@@ -79,13 +79,11 @@ class Summary:
 
     @property
     def correlation(self) -> float | None:
-        """Mean over the sweeps."""
         known = [s.correlation for s in self.sweeps if s.correlation is not None]
         return statistics.fmean(known) if known else None
 
     @property
     def regret(self) -> float | None:
-        """Mean over the sweeps."""
         return statistics.fmean(s.regret for s in self.sweeps) if self.sweeps else None
 
 
@@ -146,7 +144,6 @@ def _verdict(judged: Judged) -> tuple[bool, bool, float, float] | None:
 
 
 def by_source(judged: Sequence[Judged]) -> dict[str, Summary]:
-    """Figures of each source, in order of appearance."""
     return {source: summary(members) for source, members in by_cell(judged, "source").items()}
 
 
@@ -174,7 +171,6 @@ def bits(precision: str) -> str:
 
 
 def short(source: str | None) -> str:
-    """Strips the bracketed part of a source."""
     return (source or "(no source)").split(" (")[0]
 
 

@@ -44,7 +44,6 @@ same code, installed without them."""
 
 
 def environment() -> dict[str, str]:
-    """This process's environment with ``QUIET`` filled in."""
     return {**QUIET, **os.environ}
 
 
@@ -141,7 +140,6 @@ def _has_tables(path: Path) -> bool:
 
 
 def _put(source: Path, path: Path) -> None:
-    """Copies ``source`` to ``path``, which is never there in part."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         shutil.copyfile(source, new)

@@ -85,7 +85,6 @@ class Lineage:
             self._client.log_inputs(run, models=[LoggedModelInput(model)])
 
     def _model(self, stage: str) -> str | None:
-        """Returns the LoggedModel of the stage's artifact."""
         query = f"tags.`{STAGE}` = '{stage}' and tags.owner = '{self._owner}'"
         found = self._client.search_logged_models([self._experiment], query, max_results=1)
         return None if not found else str(found[0].model_id)

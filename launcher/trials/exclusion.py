@@ -40,7 +40,6 @@ def choose(wanted: Sequence[Exclusion], possible: Callable[[tuple[str, ...]], bo
 
 
 def names(chosen: Sequence[Exclusion]) -> tuple[str, ...]:
-    """The nodes, in order of their names."""
     return tuple(sorted(exclusion.node for exclusion in chosen))
 
 

@@ -43,11 +43,9 @@ class Job:
 
     @property
     def request_path(self) -> Path:
-        """Returns the file of the request, as it was submitted."""
         return self.directory / "logs" / f"attempt{self.attempt}.submitted.txt"
 
     def log_path(self, rank: int) -> Path:
-        """Standard output and error of one rank."""
         return self.directory / "logs" / f"attempt{self.attempt}.rank{rank}.log"
 
 

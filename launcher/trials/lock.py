@@ -48,7 +48,6 @@ class Locks:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _offset(name))
 
     def close(self) -> None:
-        """Frees everything."""
         os.close(self._descriptor)
 
 

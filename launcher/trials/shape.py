@@ -75,5 +75,4 @@ def is_whole(data: Mapping[str, Any]) -> bool:
 
 
 def is_time(value: Any) -> bool:
-    """Returns whether ``value`` can be unix seconds."""
     return fits(float, value) and 0 <= value < LATEST

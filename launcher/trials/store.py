@@ -107,7 +107,6 @@ class Record:
 
     @property
     def stage(self) -> str:
-        """Its name in a pipeline; empty for a trial of a sweep."""
         return str((self.config.get(SECTION) or {}).get("name", ""))
 
     def read_result(self) -> dict[str, Any] | None:
@@ -271,7 +270,6 @@ class Store:
         return Sweep(name, data["created"], data["launcher"], records, front if isinstance(front, dict) else {})
 
     def write_front(self, name: str, front: dict[str, Any]) -> None:
-        """Adds an inference search's result to its sweep."""
         self._write_sweep(name, self._read_sweep(name) | {"front": front})
 
     def write_sweep(self, name: str, records: Sequence[Record], launcher: str) -> None:
@@ -362,12 +360,10 @@ def cluster_of(record: Record, planned: ClusterConfig) -> ClusterConfig:
 
 
 def recorded_run(record: Record) -> ResolvedTrainConfig:
-    """``ConfigError`` when its values do not fit together, as today's rules have it."""
     return resolve_run(from_record(TrainConfig, record.config), record.world_size)
 
 
 def recorded_cluster(record: Record) -> ClusterConfig:
-    """Returns the cluster that runs, or ran, the trial."""
     return cluster_from_record(record.cluster)
 
 

@@ -31,6 +31,5 @@ def as_files(command: CommandConfig, layout: LayoutConfig, per_node: int, commen
 
 
 def _shell(word: str) -> str:
-    """``word`` quoted, with placeholders as variables."""
     parts = re.split(rf"\{{({'|'.join(AT_RUN_TIME)})\}}", word)
     return "".join(IN_SHELL[part] if index % 2 else shlex.quote(part) if part else "" for index, part in enumerate(parts)) or "''"

@@ -68,7 +68,6 @@ class Folder:
             )
 
     def _claim(self) -> int:
-        """Claims the next free number for this start."""
         while True:
             number = self.newest_start() + 1
             with (
@@ -82,11 +81,9 @@ class Folder:
         return [int(m[1]) for path in self.root.iterdir() if (m := STARTED.fullmatch(path.name))]
 
     def newest_start(self) -> int:
-        """The number of the last start that entered the folder."""
         return max(self._numbers(), default=-1)
 
     def found(self) -> list[FoundCheckpoint]:
-        """The committed checkpoints, newest first."""
         return found_in(self.root)
 
     def workspace(self, step: int) -> Path:

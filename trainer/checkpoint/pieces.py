@@ -35,7 +35,6 @@ class ParameterPiece:
 
 
 def whole(name: str, shape: Sequence[int]) -> ParameterPiece:
-    """All of a parameter."""
     return ParameterPiece(name, tuple(shape), tuple((0, n) for n in shape), 0, math.prod(shape))
 
 
@@ -67,7 +66,6 @@ def split(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
 
 
 def overlap(a: Box, b: Box) -> Box | None:
-    """The intersection of two boxes, or None."""
     common = tuple((max(low, start), min(high, stop)) for (low, high), (start, stop) in zip(a, b))
     return None if any(start >= stop for start, stop in common) else common
 

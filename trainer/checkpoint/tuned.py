@@ -26,7 +26,7 @@ from trainer.state.parameters import OptimizerShard
 
 
 def tune_of(manifest: Mapping[str, Any]) -> TuneConfig:
-    """How the weights of a checkpoint were tuned."""
+    """Returns the manifest's section on tuning."""
     return from_record(TuneConfig, manifest.get("tune") or {})
 
 
@@ -85,7 +85,6 @@ class Merged:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Global shape of every parameter."""
         return self.base.shapes | ({} if self.merge else self.added.shapes)
 
     def read(self, piece: ParameterPiece, states: Mapping[str, Tensor]) -> None:

@@ -31,15 +31,12 @@ class Clock:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Seconds from ``start`` to ``end``, both of which have passed."""
         return start.elapsed_time(end) / 1e3 if self.on_device else end - start
 
     def wait(self, mark: Any) -> None:
-        """The host waits until ``mark`` has passed."""
         if self.on_device:
             mark.synchronize()
 
     def synchronize(self) -> None:
-        """Waits until every mark has passed."""
         if self.on_device:
             torch.cuda.synchronize(self.device)

@@ -72,7 +72,6 @@ class Pending:
 
     @property
     def over(self) -> bool:
-        """Returns whether it is complete, without waiting."""
         return self.work is None or self.work.is_completed()
 
     def wait(self) -> None:
@@ -106,11 +105,9 @@ class Group:
 
     @property
     def index(self) -> int:
-        """Position of this rank in the group."""
         return self.ranks.index(self.rank)
 
     def all_reduce(self, tensor: Tensor, op: Any = SUM) -> Pending:
-        """Reduces ``tensor`` in place over the group."""
         return self._start("all_reduce", tensor, lambda: dist.all_reduce(tensor, op=op, group=self.handle, async_op=True), tensor)
 
     def all_gather(self, output: Tensor, shard: Tensor) -> Pending:

@@ -102,7 +102,6 @@ class Watchdog:
             self._store_is_gone(error)
 
     def _trouble(self, store: dist.TCPStore) -> str:
-        """Returns the trouble that some rank announced; empty without any."""
         late, found = self.in_flight.oldest(), ""
         if late is not None and time.monotonic() - late.since > self.limit_s:
             found = f"{late.collective} (ranks {', '.join(map(str, late.ranks))}) has not completed within {self.limit_s:g} s"
@@ -124,7 +123,6 @@ class Watchdog:
         return said != "closed" and time.monotonic() - self.heard_at > SILENCE_S
 
     def _told(self, store: dist.TCPStore, trouble: str) -> Exception:
-        """The error that this rank ends with."""
         late = self.in_flight.oldest()
         silent = self._silent_ranks(store, late.ranks if late else ())  # all ranks take the same time for it, and so leave together
         if late is None:

@@ -54,7 +54,6 @@ class Recorder:
         self.host_start = 0.0  # the same moment on the host's clock
 
     def begin(self) -> None:
-        """A new step starts now."""
         self.spans, self.start, self.host_start = [], self.clock.stamp(), time.perf_counter()
         self.ledger.waits.clear()
 

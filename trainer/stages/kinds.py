@@ -67,7 +67,6 @@ class ProcessWork(StageWork):
         return Status.DONE
 
     def act(self) -> None:
-        """Makes the folder."""
         raise NotImplementedError
 
 

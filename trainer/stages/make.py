@@ -114,7 +114,6 @@ def input_problem(stage: StageRun, name: str) -> str:
 
 
 def _clear(work: StageWork) -> None:
-    """Removes files of an earlier attempt."""
     (work.folder / MANIFEST).unlink(missing_ok=True)
     if not work.continues:
         shutil.rmtree(work.folder, ignore_errors=True)
@@ -123,7 +122,6 @@ def _clear(work: StageWork) -> None:
 
 
 def _finish(work: StageWork, result: Mapping[str, Any], out: Path) -> None:
-    """Declares the artifact whole."""
     write_json(work.folder / REPORT, result)
     work.complete(result, out)
     write_artifact(work.folder, ArtifactKind(work.stage.gives), work.stage.id, work.stage.inputs)

@@ -125,7 +125,6 @@ class FlatBucket:
             self._point_parameters(self.whole)
 
     def wait_unshard(self) -> None:
-        """Waits until the gathered parameters are usable."""
         self._wait_published()
         self._wait_gathered()
 
@@ -194,7 +193,6 @@ class FlatBucket:
             self.queue.start(self._reduction(last=self.flushes_left == 0))
 
     def late(self) -> list[ModelParameter]:
-        """Returns the parameters of which gradients are still missing."""
         return [parameter for parameter in self.parameters if parameter.arrived < self._due(parameter)]
 
     def _due(self, parameter: ModelParameter) -> int:

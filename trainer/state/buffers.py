@@ -47,12 +47,10 @@ class CollectiveQueue:
         self._next(steps, self.active)
 
     def complete(self, steps: Steps) -> None:
-        """Waits for ``steps`` and for all that were started before."""
         while any(steps is other for other, _, _ in self.active):
             self._advance(only_followed=False, last=steps)
 
     def finish(self) -> None:
-        """Waits until no collective is active."""
         while self.active:
             self._advance(only_followed=False)
 

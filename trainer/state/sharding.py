@@ -119,16 +119,13 @@ class ShardedState:
 
     @property
     def trained(self) -> list[FlatBucket]:
-        """The buckets that have gradients."""
         return [bucket for bucket in self.buckets if bucket.trains]
 
     @property
     def planned_bytes(self) -> int:
-        """Bytes of all buckets that ``make`` will allocate."""
         return sum(FlatBucket.planned_bytes(plan, settings) for plan, _, settings in self.plans)
 
     def make(self) -> None:
-        """Allocates the planned buffers."""
         for plan, parameters, settings in self.plans:
             self._add(FlatBucket(plan, parameters, settings, self.pending.add))
 
@@ -230,7 +227,6 @@ class ShardedState:
                 bucket.publish_update()
 
     def settle(self) -> None:
-        """Waits until no collective is active."""
         self.queue.finish()
 
     def optimizer_shards(self) -> list[OptimizerShard]:

@@ -454,7 +454,6 @@ def placed_whole(job: Observed) -> bool:
 
 
 def job_of(item: Object) -> str:
-    """The job that an object belongs to."""
     return str(item["metadata"].get("labels", {}).get(JOB, ""))
 
 

@@ -148,7 +148,7 @@ def cause_of(pod: Object, gone: bool, events: Sequence[Object], now: float, faul
 
 
 def deleted_in(event: Object) -> str:
-    """The pod that a controller says it has deleted: it had no more use for it."""
+    """Returns the pod that a controller says it has deleted."""
     match = re.match(r"Deleted pod: (\S+)", event.get("message") or "") if event.get("reason") == "SuccessfulDelete" else None
     return match[1] if match else ""
 
@@ -210,12 +210,10 @@ def condition(obj: Object, kind: str, status: str = "True") -> Object | None:
 
 
 def seconds(stamp: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time."""
     return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp() if stamp else None
 
 
 def line(text: str | None) -> str:
-    """``text`` as one line of at most 300 characters."""
     flat = " ".join((text or "").split())
     return flat if len(flat) <= 300 else flat[:297] + "..."
 

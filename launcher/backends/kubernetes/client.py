@@ -72,7 +72,6 @@ class Client:
         self.hurried = False  # every request is made once; a plain flag, which a signal handler may set
 
     def now(self) -> float:
-        """The server's time, in unix seconds."""
         return time.monotonic() + self._ahead
 
     def request(
@@ -105,7 +104,6 @@ class Client:
         )
 
     def merge(self, path: str, name: str, changes: Manifest) -> None:
-        """Changes an object by a JSON merge patch."""
         self.request("PATCH", f"{self._in_namespace(path)}/{name}", body=changes)
 
     def get(self, path: str, name: str) -> Manifest | None:
@@ -234,7 +232,6 @@ class Client:
             raise Unreachable(self._in_vain(_root(error))) from None
 
     def _judge(self, answer: Any, right: str) -> None:
-        """Returns if the answer is a 2xx."""
         if not 200 <= answer.status < 300:
             error = from_answer(answer.status, answer.data, answer.headers.get("Retry-After"))
             withdrawn = error.unauthorized and right in self._allowed
@@ -265,7 +262,6 @@ class Client:
 
 
 def plainly(error: ApiError, doing: str, namespace: str) -> ConfigError:
-    """``error`` as one sentence."""
     return ConfigError(explain(error, doing, namespace))
 
 

@@ -187,7 +187,7 @@ def check_mounted(cluster: KubernetesCluster, folders: Mapping[str, str], writte
 
 
 def _check_variables(cluster: KubernetesCluster) -> None:
-    """Orders variables: a later one of the same name wins, and the launcher's come first."""
+    """Raises ``ConfigError`` for duplicates: the later of two variables wins, and the launcher's come first."""
     for name in cluster.secrets:
         if name in cluster.env:
             raise ConfigError(f"cluster.secrets.{name} and cluster.env.{name} are one variable; leave one of them out")

@@ -87,7 +87,6 @@ def _holds(items: Any, own: Sequence[Any]) -> bool:
 
 
 def _at(item: Any, path: Steps) -> Any:
-    """Returns the value at a path, or None."""
     for step in path:
         item = _inside(item).get(step)
     return item

@@ -85,7 +85,6 @@ def check_values(cluster: ClusterConfig) -> None:
 
 
 def said(key: str, value: object) -> str:
-    """``key='value'``, shortened."""
     return f"{key}={str(value)[:_LONGEST]!r}"
 
 

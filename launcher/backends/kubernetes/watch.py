@@ -58,7 +58,6 @@ class Mirror:
             return None if uid in self._gone else self._objects.get(uid)
 
     def gone(self) -> frozenset[str]:
-        """Uids of the objects that were deleted."""
         with self._lock:
             return frozenset(self._gone)
 

@@ -53,7 +53,6 @@ class WorkloadKind:
 
     @property
     def path(self) -> str:
-        """Returns the path of its objects, below the API's root."""
         return f"{'apis' if '/' in self.api else 'api'}/{self.api}/namespaces/{{namespace}}/{self.plural}"
 
     @property
@@ -245,7 +244,6 @@ def _ended_in_time(template: Manifest, cluster: KubernetesCluster) -> Manifest:
 
 
 def _deadline(cluster: KubernetesCluster) -> Manifest:
-    """Jobs and pods call it the same."""
     return {} if cluster.deadline_seconds is None else {"activeDeadlineSeconds": cluster.deadline_seconds}
 
 
@@ -306,7 +304,6 @@ not quoted. PyYAML knows fewer forms than they: neither ``y`` nor ``1e3``, ``0o1
 
 
 def _style(text: str) -> str | None:
-    """Returns the YAML style of ``text``; None = PyYAML's default."""
     return "|" if "\n" in text else "'" if _AMBIGUOUS.fullmatch(text) else None
 
 

@@ -111,7 +111,7 @@ class LocalBackend(Backend):
         return [self._start(request.job) for request in requests]
 
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
-        """Cancels only ranks of this launcher; those of another end with it."""
+        """Finds only ranks of this launcher; those of another end with it."""
         return {job.name: _handle(self._running[job.name]) for job in jobs if job.name in self._running}
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
@@ -223,7 +223,6 @@ def _environment(cluster: ClusterConfig) -> dict[str, str]:
 
 
 def _free_slots(count: int, taken: set[int]) -> list[int]:
-    """The ``count`` lowest numbers that are not taken."""
     return [slot for slot in range(count + len(taken)) if slot not in taken][:count]
 
 
@@ -282,7 +281,6 @@ def _first_port(job: Job) -> int:
 
 
 def _free_port(job: Job, taken: set[int]) -> int:
-    """The first free port from ``_first_port`` on."""
     start = PORTS.index(_first_port(job))
     port = free_port(port for port in (*PORTS[start:], *PORTS[:start]) if port not in taken)
     if port is None:

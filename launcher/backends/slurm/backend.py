@@ -75,7 +75,7 @@ class SlurmBackend(Backend):
         return None
 
     def _environment(self, job: Job) -> dict[str, str]:
-        """Returns the folder in which sbatch runs for the job."""
+        """Returns the environment in which sbatch runs for the job."""
         return submission_environment(os.environ, options(SlurmJobPlan(job)))
 
     def remarks(self, jobs: Sequence[Job]) -> list[str]:
@@ -194,7 +194,6 @@ def _try_in_vain(client: Client, script: str, environment: Mapping[str, str]) ->
 
 
 def _root(job: Job) -> Path:
-    """The folder of all trials, arrays and snapshots."""
     return job.directory.parent.parent
 
 

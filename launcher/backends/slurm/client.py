@@ -105,7 +105,6 @@ class Client:
 
     @cached_property
     def configuration(self) -> dict[str, str]:
-        """Returns the output of ``scontrol show config``."""
         pairs = (line.partition(" = ") for line in self.answer("scontrol", "show", "config").splitlines())
         return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -117,7 +116,6 @@ class Client:
 
     @property
     def accounts(self) -> bool:
-        """Returns whether this Slurm has accounting."""
         return self.configuration.get("AccountingStorageType", "") not in _NO_ACCOUNTING
 
     def configuration_folder(self) -> Path:

@@ -103,7 +103,6 @@ class SlurmCluster(ClusterConfig):
 
     @property
     def container_runtime(self) -> str:
-        """pyxis, apptainer, oci or none."""
         return runtime(self.container)
 
     @property
@@ -117,7 +116,6 @@ class SlurmCluster(ClusterConfig):
 
     @property
     def interpreter(self) -> str:
-        """The Python that runs the ranks."""
         return self.python or ("python3" if self.in_container else sys.executable)
 
     def mounts(self) -> list[Mount]:

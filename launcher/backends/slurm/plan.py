@@ -29,7 +29,6 @@ class SlurmJobPlan:
 
     @cached_property
     def per_node(self) -> int:
-        """Ranks on a full node."""
         return min(self.job.world_size, self.cluster.gpus_per_node)
 
     @cached_property
@@ -59,7 +58,6 @@ class SlurmJobPlan:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of all variables that the job sets for its ranks."""
         return variable_names(self.cluster)
 
     @cached_property

@@ -60,7 +60,6 @@ def array_script(name: str, jobs: Sequence[Job], after: str | None = None, as_ar
 
 
 def _ranks(plan: SlurmJobPlan) -> str:
-    """The command that runs all ranks."""
     trial = Shell('"$trireme_trial/config.yaml" --out "$trireme_trial" --attempt "$trireme_attempt"')
     trainer = _rank(plan, "", "trainer", trial)
     if plan.cluster.starter == "srun":
