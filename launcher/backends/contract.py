@@ -37,8 +37,7 @@ class Request:
 
 
 class Backend(ABC):
-    """One place where trials run. Constructed with the cluster configuration of a sweep; holds no state that is not
-    recoverable from handles, job names and the trial directories."""
+    """Runs trials at one place. Holds no state that handles, job names and the trial directories do not recover."""
 
     poll_seconds: float = 2.0
     """Least seconds between two calls of ``poll``."""
@@ -62,8 +61,7 @@ class Backend(ABC):
         """Raises ``ConfigError`` if this cluster cannot be used at all (no sbatch, no API server, missing plugin, no permission)."""
 
     def refusals(self, jobs: Sequence[Job]) -> dict[str, str]:
-        """Returns one line, by job name, for each job that the scheduler would refuse at any time. Called before anything is written of
-        them."""
+        """Returns one line, by job name, for each job that the scheduler would always refuse. Called before anything is written."""
         return {}
 
     def remarks(self, jobs: Sequence[Job]) -> list[str]:
@@ -75,10 +73,8 @@ class Backend(ABC):
         """Renders the request that ``submit`` would send. Pure: asks no clock and no server."""
 
     def validate(self, request: Request) -> str | None:
-        """The place's own answer to a request that is not submitted: nothing is started or stored. None: there is nobody to ask.
-
-        ``ConfigError`` when it would be refused, ``BackendError`` when nobody answers now.
-        """
+        """Returns the scheduler's answer to a dry run of a request, or None. Raises ``ConfigError`` if it refuses, ``BackendError`` if
+        silent."""
         return None
 
     @abstractmethod
@@ -95,11 +91,9 @@ class Backend(ABC):
 
     @abstractmethod
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
-        """Returns the states of all jobs, in order, from one query. An unknown job is ``failed`` with reason ``node``.
-
-        Raises ``BackendError`` if nobody answers now: states are then unchanged and the query is repeated. Raises ``ConfigError`` if the
-        backend no longer permits the query: the command ends, states are unchanged.
-        """
+        """Returns the states of all jobs, in order, from one query; an unknown job is ``failed`` with reason ``node``. Raises
+        ``BackendError`` if nobody answers now: states are unchanged; ``ConfigError`` if the query is no longer permitted: the command
+        ends."""
 
     @abstractmethod
     def cancel(self, handles: Sequence[Handle]) -> None:
@@ -118,22 +112,17 @@ class Backend(ABC):
         return None
 
     def admits(self, job: Job, others: Iterable[Job]) -> str:
-        """Returns why ``job`` must wait for submitted or planned jobs; empty if it may be submitted. Without gang scheduling, two
-        half-started jobs would deadlock."""
+        """Returns why ``job`` must wait for others; empty if it may be submitted. Without gang scheduling, two half-started jobs would
+        deadlock."""
         return ""
 
     def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:  # noqa: B027 - optional by design
-        """Copies results and logs of an ended job into its directory where no file system is shared, and removes its objects.
-
-        Without ``remove`` nothing is ended or removed (see ``leaves_objects``). Raises ``BackendError`` if they are out of reach now, or if
-        something of the job still runs and may not be ended.
-        """
+        """Copies an ended job's results and logs into its directory, unless files are shared, and removes its objects (only with
+        ``remove``). Raises ``BackendError`` if they are out of reach now, or if something of the job still runs and may not be ended."""
 
     def logs(self, job: Job, handle: Handle | None, follow: bool = False) -> Iterator[str]:
-        """Lines of all ranks, each prefixed ``[rank] `` when there are several; with ``follow``, until the job ends.
-
-        Here: from the log files in the trial's directory, for backends that share a file system with the launcher.
-        """
+        """Yields lines of all ranks, prefixed ``[rank] `` if there are several; with ``follow``, until the job ends. By default from shared
+        files."""
 
         asked, final = float("-inf"), handle is None
 

@@ -17,10 +17,7 @@ _FOLLOW_SECONDS = 0.2
 
 
 def read_logs(job: Job, ended: Callable[[], bool] | None = None) -> Iterator[str]:
-    """Lines of all ranks of ``job``, each prefixed ``[rank] `` when it has several; until ``ended()`` says so, if it is given.
-
-    At rest the ranks follow one another; while following, lines come in the order in which they are found.
-    """
+    """Yields lines of all ranks of ``job``, prefixed ``[rank] `` if it has several; follows until ``ended()``, if given."""
     logs = [(f"[{rank}] " if job.world_size > 1 else "", Tail(job.log_path(rank))) for rank in range(job.world_size)]
     while True:
         last = ended is None or ended()  # asked before reading, so that nothing written before the end is missed

@@ -17,11 +17,8 @@ _OF_A_TRIAL = ("nodes", "gpus_per_node", "hardware", "start_timeout", "avoid_s",
 
 
 class Backends:
-    """Opens a backend when it is first asked for, and closes all of them together. Owned, as a context manager, by the command.
-
-    Clusters that differ only in the size of a trial share one backend, which keeps the configuration that was asked for first: ask for
-    the largest first.
-    """
+    """Opens backends when first used, and closes all together. Clusters that differ only in a trial's size share one, which keeps the first
+    configuration: ask for the largest first."""
 
     def __init__(self, make: Callable[[ClusterConfig], Backend] = backend_for):
         self._make = make

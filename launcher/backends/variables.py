@@ -11,8 +11,7 @@ RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 
 
 def check_names(key: str, names: Iterable[str], own: Container[str]) -> None:
-    """``ConfigError`` for the first of ``names``, given by ``key``, that no shell takes as a variable, or that is one of the launcher's
-    ``own``."""
+    """Raises ``ConfigError`` for the first of ``names``, given by ``key``, that is invalid in a shell or one of the launcher's ``own``."""
     for name in names:
         if not name.isidentifier() or not name.isascii():
             raise ConfigError(f"{key} has {name!r}, which cannot name an environment variable; use letters, digits and '_'")

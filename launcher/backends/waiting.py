@@ -28,11 +28,8 @@ def pause_unless(given_up: Callable[[], bool], seconds: float) -> None:
 
 
 def concurrently(do: Callable[[T], R], items: Sequence[T], threads: int, given_up: Callable[[], bool]) -> list[R]:
-    """Returns ``[do(item) for item in items]``, ``threads`` at a time. Raises the first error when all have ended.
-
-    Once ``given_up`` nothing more is begun, and work that does not end within seconds is abandoned (its thread ends with the process, which
-    Python's own pools would wait for): ``BackendError``.
-    """
+    """Returns ``[do(item) for item in items]``, ``threads`` at a time, or raises the first error. Once ``given_up``, nothing more is begun
+    and slow items are abandoned: ``BackendError``."""
     left: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(items)):
         left.put(number)

@@ -36,8 +36,7 @@ def open_sweep(arguments: argparse.Namespace) -> Sweep:
 
 
 def caught_up(store: Store, read: Callable[[], Sweep]) -> Sweep:
-    """Returns the sweep that ``read`` reads, its trials polled; as last recorded, with a note, if no queue answers or nothing can be
-    written: a full disk and a reader without write permission must not hide it."""
+    """Returns the sweep that ``read`` reads, its trials polled; as last recorded, with a note, if no queue answers or the disk is full."""
     from launcher.backends.contract import BackendError
     from launcher.backends.pool import Backends
     from launcher.sweep.reconcile import catch_up

@@ -46,8 +46,7 @@ class Column:
 
 
 def wide_console() -> Console:
-    """Standard output as a console. A pipe or a file has no width, unless COLUMNS gives it one. What is printed is often data, a name
-    that somebody gave a device or a source: brackets and colons in it mean nothing, and it cannot steer a terminal."""
+    """Returns standard output as a console without markup: printed names are data. A pipe has no width, unless COLUMNS gives it one."""
     from rich.console import Console
 
     class Output(Console):

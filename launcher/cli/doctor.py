@@ -106,8 +106,7 @@ def data_sheet(figures: dict[str, Any], known: dict[str, HardwareConfig]) -> Har
 
 
 def consistent(found: HardwareConfig, sheet: HardwareConfig | None) -> HardwareConfig:
-    """Caps rates of ``found`` at their peaks. A peak without a ``sheet`` is the best single product, so noise may put the model's rate
-    above it, and the peak rises; a data sheet's peak is a fact, and the rate was measured wrong."""
+    """Caps rates of ``found`` at their peaks: raises a measured peak, which noise may put too low, and cuts to a data ``sheet``'s."""
     peaks, reached = found.peak_tflops, found.sustained_tflops
     if sheet is None:
         peaks = {precision: max(peak, reached.get(precision, peak)) for precision, peak in peaks.items()}

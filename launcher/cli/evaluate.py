@@ -113,9 +113,8 @@ def scores(figures: dict[str, Any]) -> str:
 
 
 def for_evaluation(config: Config, checkpoint: Path, overrides: list[str]) -> Config:
-    """``config`` with the model of the newest checkpoint in ``checkpoint``, and everything set that an evaluation needs. Rows are as long
-    as those that it was trained in, unless ``overrides`` say otherwise. ``ConfigError`` if there is none, or for other keys of the
-    model."""
+    """Returns ``config`` with the model and row length of the newest checkpoint in ``checkpoint``, for an evaluation. Raises
+    ``ConfigError`` if there is none, or for other keys of the model."""
     given = [word for word in overrides if word.lstrip("+").startswith(("model.", "model=")) and not word.startswith(ROW)]
     if given:
         raise ConfigError(f"{given[0]}: the model is the checkpoint's; leave it out")

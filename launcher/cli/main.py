@@ -101,8 +101,7 @@ def plain(error: OSError) -> str:
 
 
 def open_standard_streams() -> None:
-    """Redirects standard streams that a shell closed (``>&-``) to /dev/null: else the next opened file would take their place, here and in
-    child processes."""
+    """Opens /dev/null for standard streams that a shell closed (``>&-``): else the next opened file would take their place."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)

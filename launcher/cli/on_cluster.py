@@ -58,14 +58,12 @@ def searched(
 
 
 def alone(config: Config) -> list[str]:
-    """Returns the overrides against which the recipe of ``config`` is compared: the cluster's backend alone, since its keys depend on
-    it."""
+    """Returns the overrides with which a recipe is compared: the cluster's backend alone, since the keys depend on it."""
     return [f"cluster={config.cluster.backend}"]
 
 
 def recipe_path(name: str) -> Path:
-    """The file that ``recipe=NAME`` finds from here; ``ConfigError`` for a path, and for a recipe that ships, which would be found
-    instead."""
+    """Returns the file of ``recipe=NAME``. Raises ``ConfigError`` for a path, and for a shipped name, which would be found instead."""
     from launcher.config import conf_dir
     from launcher.trials.store import check_name
 

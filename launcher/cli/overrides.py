@@ -26,8 +26,7 @@ def add_folder(
 
 
 class NamedOption(argparse.Action):
-    """An option that names something. Without a word, as a script's unset variable leaves it, it must not mean that it was not given:
-    ``search --replay "$TABLE"`` would start jobs. ``ConfigError`` then."""
+    """Refuses an empty value, as from a script's unset variable: ``search --replay "$TABLE"`` would start jobs."""
 
     convert: Callable[[str], Any] = str
 
@@ -49,8 +48,7 @@ def key_of(override: str) -> str:
 
 
 def layouts_asked(overrides: Sequence[str]) -> tuple[dict[str, list[Any]], list[str]]:
-    """Splits overrides into allowed layout values, by column of a table of layouts, and all others. Raises ``ConfigError`` for wrong
-    ones."""
+    """Splits overrides into layout values, by column, and all others. Raises ``ConfigError`` for wrong ones."""
     from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 
     from launcher.config.compose import parse_override, plain_errors
@@ -79,8 +77,7 @@ def typed(value: Any) -> Any:
 
 
 def goal_asked(overrides: Sequence[str], config_dir: Path | None) -> tuple[Goal, Config, Wanted]:
-    """Returns the goal, the configuration, and the values that layout keys are kept to. ``ConfigError`` for a key without a meaning for the
-    goal."""
+    """Returns goal, configuration and kept layout values. Raises ``ConfigError`` for a key without meaning for the goal."""
     from launcher.config import compose
     from launcher.goals.goal import goal_of
 

@@ -41,10 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def bring_up_to_date(store: Store, wanted: Sweep) -> str:
-    """Copies uncopied changes of ``wanted`` and of every other tracked sweep in this folder; returns the experiment of ``wanted``.
-
-    Raises ``ConfigError`` if ``wanted`` cannot be copied.
-    """
+    """Copies ``wanted`` and every other tracked sweep; returns the experiment. Raises ``ConfigError`` if ``wanted`` cannot be copied."""
     from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 
     for name in store.names():
@@ -61,8 +58,7 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
 
 
 def serve(root: Path, wanted: int | None, experiment: str, view: str) -> int:
-    """Runs the server in the foreground: Ctrl-C, SIGTERM or a closed terminal ends it and all its processes. Gives up a port that another
-    process was quicker to take."""
+    """Runs the server until Ctrl-C, SIGTERM or a closed terminal; tries another port if its own was taken meanwhile."""
     from launcher.tracking.server import LocalServer, PortLost, ServerError, runs_page
 
     while True:

@@ -27,10 +27,7 @@ def foreseen(record: Record) -> Timeline | None:
 
 
 def simulated(case: Case, layout: LayoutConfig, computations: int | None = None) -> Timeline | None:
-    """The pipeline of ``layout``, the single one of ``case``; None where there is nothing to draw.
-
-    ``computations``: about how many of them a rank shows; the steady state of a longer step only repeats.
-    """
+    """Returns the pipeline of ``layout``, the single one of ``case``, with about ``computations`` per rank; None where there is none."""
     drawn = timeline(case, layout.stage_layers, computations * layout.pipeline if computations else MOST_SPANS)
     stages = len(drawn.ranks)
     events = tuple(

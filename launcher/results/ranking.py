@@ -26,8 +26,7 @@ significant at 5 % (1.39 errors each, 1.39 x 2 = 1.96 x sqrt 2; Goldstein and He
 COMPARED = 5
 """Steps whose losses are compared: later on rounding grows with every step."""
 ROUNDING, ROUNDING_16 = 1e-3, 2e-2
-"""Relative difference of losses that rounding can make in so few steps: in fp32, of which logs print four digits, and with 16-bit weights,
-whose last place is 0.4 to 0.8 %."""
+"""Relative difference of losses by rounding: fp32 logs print four digits, 16-bit weights have a last place of 0.4 to 0.8 %."""
 FULL_PRECISION = re.compile(r'"precision": "fp(32|64)"')
 UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
 """Sort order of unranked trials."""
@@ -35,10 +34,7 @@ UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Statu
 
 @dataclass(frozen=True)
 class Measurement:
-    """Holds one trial's figures. Missing, infinite or impossible numbers become ``None``.
-
-    Times are seconds, memory is bytes. ``rank`` sets ``place`` and ``tied_with_best``.
-    """
+    """Holds one trial's figures, in seconds and bytes; invalid numbers are ``None``. ``rank`` sets ``place`` and ``tied_with_best``."""
 
     trial: str
     status: Status
@@ -154,10 +150,7 @@ def rank(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def compared(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """``measurements`` with ``loss_gap`` and ``other_model`` filled in, from the losses of the first steps that peers have.
-
-    Peers differ in the layout alone, so their losses differ by rounding: the median of them is right if most of them are.
-    """
+    """Returns them with ``loss_gap`` and ``other_model`` from the losses of the first common steps: peers differ by rounding, so the median is right."""
     everything, peers = list(measurements), defaultdict(list)
     for m in everything:
         if m.status is Status.DONE and m.losses:
@@ -179,11 +172,8 @@ def _against(m: Measurement, median: Sequence[float]) -> Measurement:
 
 
 def tied(a: Measurement, b: Measurement) -> bool:
-    """Returns whether the intervals of the medians (``median_interval``) of ``a`` and ``b`` overlap.
-
-    An interval lies within the measured steps, so trials of which every step of one was faster than all of the other are never tied. It
-    narrows with more steps, which can break a tie. Without known steps it is the median alone.
-    """
+    """Returns whether the intervals of the medians (``median_interval``) overlap. They lie within the measured steps, so trials of which
+    every step of one was faster are never tied, and narrow with more steps. Without known steps it is the median alone."""
     if a.step_time_s is None or b.step_time_s is None:
         return False
     (low_a, high_a), (low_b, high_b) = interval(a), interval(b)

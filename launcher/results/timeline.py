@@ -122,8 +122,7 @@ def covered(spans: Iterable[Span]) -> float:
 
 
 def picture(timeline: Timeline, title: str, seconds: float | None = None) -> Markup:
-    """Draws a row per rank: computations with the number of the micro-batch; below, in a narrow lane, messages; on the right the share of
-    computing. ``seconds``: time for the picture's width."""
+    """Draws a row per rank: computations, messages in a narrow lane below, and the share of computing. ``seconds``: the picture's width."""
     ranks = timeline.shown()
     scale = Scale(0.0, seconds or timeline.seconds, LEFT, WIDTH - 60)
     bottom = TOP + ROW * len(ranks)

@@ -23,8 +23,7 @@ from launcher.planning.serving.plan import front
 COMMON = 1.0
 """Standard error that all points share, in logarithms: next to unknown."""
 LAYOUT, BATCH, BOTH, ALONE = 0.05, 0.2, 0.65, 0.1
-"""Parts of the variance of an error against that of the others: the most likely ones of the 30 grids of served load in
-benchmarks/published, their models left out of the fit of the constants."""
+"""Parts of an error's variance: the most likely ones of the 30 grids of served load in benchmarks/published, left out of the fit."""
 OF_LAYOUTS, OF_BATCHES = 1.0, 1.8
 """Doublings of a degree, and of the batch, after which an error is mostly another one; from the same grids."""
 FIRM = 4.0
@@ -76,8 +75,7 @@ class FrontSearch:
         return front(seconds, seconds * self.per_second)
 
     def answer(self, values: np.ndarray | None = None) -> np.ndarray:
-        """The points on the front, and those that differ from one of it by less than the tolerance: with errors of that size they may be on
-        it in its place."""
+        """Returns the points on the front, and those within the tolerance of one of it."""
         seconds = self.corrected()[0] if values is None else values
         slower, dearer = behind(seconds, seconds * self.per_second, self.named(seconds))
         return np.flatnonzero(np.maximum(slower, dearer).min(axis=1) <= np.log1p(self.tolerance))
@@ -103,8 +101,8 @@ class FrontSearch:
         return COMMON**2 + self.spread**2 * (LAYOUT * layout + BATCH * batch + BOTH * layout * batch + ALONE * alone)
 
     def _gains(self, values: np.ndarray, covariance: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns for each of ``points`` the expected amount (in logarithms) beyond the tolerance by which it beats every answer (0 for
-        answers and known points); the answer in its way; the standard error between the two."""
+        """Returns for each of ``points`` the expected gain (logarithms) beyond the tolerance over every answer; the answer in its way; its
+        error."""
         answer, seen = self.answer(values), list(self.measured)
         beaten = np.minimum(*behind(values, values * self.per_second, answer))[points]
         rivals = answer[np.argmax(beaten, axis=1)]
@@ -116,6 +114,6 @@ class FrontSearch:
 
 
 def behind(seconds: np.ndarray, cost: np.ndarray, best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how much slower and how much dearer (logarithms) each point is than each of ``best``: twice (points, best). It is beaten
-    where both are above 0."""
+    """Returns how much slower and dearer (logarithms) each point is than each of ``best``: twice (points, best). Beaten if both are
+    above 0."""
     return np.log(seconds)[:, None] - np.log(seconds[best]), np.log(cost)[:, None] - np.log(cost[best])

@@ -174,8 +174,7 @@ class Policy:
         return np.asarray(np.where(self.untried, fits * believed.below(math.log(best) + self._margin), 0.0))
 
     def doubt(self, chances: np.ndarray, fits: np.ndarray) -> float:
-        """Returns the probability that any does: by joint draws of the likeliest, which share most errors, plus an upper bound for the
-        others. The best is drawn too, since its measurement has an error."""
+        """Returns the probability that any does, by joint draws of the likeliest and the best, plus an upper bound for the others."""
         order = np.argsort(-chances, kind="stable")
         rivals, rest = order[:CONTENDERS], float(chances[order[CONTENDERS:]].sum())
         rivals = rivals[chances[rivals] > 1e-6]
@@ -235,8 +234,7 @@ class Policy:
         return min((s for s in map(self.seconds_of, self.tried) if math.isfinite(s)), default=None)
 
     def seconds_of(self, index: int) -> float:
-        """Full-size step time of a candidate that was tried: measured, or scaled up from fewer nodes; infinite if it did not run, or ran
-        another model."""
+        """Returns the full-size step time of a tried candidate, scaled up if on fewer nodes; infinite if it failed or ran another model."""
         return math.inf if index in self.strangers else self._measured(index)
 
     def _measured(self, index: int) -> float:
@@ -289,8 +287,8 @@ class Policy:
         return next((SearchTrial(i, True, None, 1) for i in (best, *rivals) if rivals and i not in self.repeated), None)
 
     def _open(self, best: int, other: int) -> bool:
-        """Returns whether the slower one may be faster by more than the tolerance. One that was ended early is not measured again: its
-        steps were too slow to win."""
+        """Returns whether the slower one may be faster by more than the tolerance; not if it was ended early, since its steps were too
+        slow."""
         if min(self.noise[best], self.noise[other]) <= 0 or self.given_up & {best, other}:
             return False
         ahead = math.log(self.seconds_of(best) * (1 - self.settings.tolerance) / self.seconds_of(other))

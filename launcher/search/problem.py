@@ -115,11 +115,8 @@ def search_problem(config: Config, planned: Plan) -> SearchProblem:
 
 
 def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each layout with the fewest replicas (two, unless there is one) that fill whole nodes, keep every shard and fit as surely; its batch.
-
-    The micro-batches of a replica stay the same. A state that is sharded over all replicas is sharded over the fewer ones, so that it
-    needs more memory: where that endangers the trial, more replicas are kept.
-    """
+    """Returns each layout with the fewest replicas (two, unless there is one) that fill whole nodes, keep every shard and fit as surely,
+    and its batch. Micro-batches per replica stay; sharded states grow, so replicas are kept where memory is short."""
     table, full_fits = case.table, np.asarray(estimate(case).fits)
     small, step = table.copy(), np.zeros(len(table), dtype=int)
     ladders = [ladder(int(t) * int(p), int(d), (int(a), int(b), int(c)), gpus_per_node) for t, p, d, a, b, c in _columns(table)]

@@ -56,8 +56,7 @@ class ServingProblem:
 
     @cached_property
     def scaled(self) -> np.ndarray:
-        """Returns the predicted ratio of each candidate's time to its trial's: replicas that a trial omits share a host's cores or memory
-        bandwidth. Measurements are scaled by it."""
+        """Returns the predicted ratio of each candidate's time to its trial's, whose replicas share fewer cores and less bandwidth."""
         return ~np.isclose(np.asarray(self.planned.estimate.latency)[self.rows], self.small.latency, rtol=1e-6)
 
     def trial_config(self, trial: SearchTrial) -> Config:
@@ -156,8 +155,7 @@ class ServingPolicy:
         return np.asarray(self.problem.planned.estimate.latency)[self.problem.rows]
 
     def plan(self, measured_only: bool) -> InferencePlan:
-        """Returns the candidates' plan with corrected times; ``measured_only``: of measured ones, the result. Other rows have no
-        correction, and would look better where all are slower than predicted."""
+        """Returns the candidates' plan with corrected times; ``measured_only``: of measured ones. Uncorrected rows would look better."""
         planned, rows = self.problem.planned, self.problem.rows
         first, further, fails = np.ones(len(planned.table)), np.ones(len(planned.table)), np.zeros(len(planned.table), dtype=bool)
         seconds = self.search.corrected()[0]
@@ -189,8 +187,7 @@ class ServingPolicy:
 
 
 def serving_problem(config: Config, planned: InferencePlan) -> ServingProblem:
-    """Returns candidates for the rows of ``planned`` that may be on the front or keep the limits best. Raises ``ConfigError`` for rows that
-    cannot be tried."""
+    """Returns candidates for rows of ``planned`` that may be on the front or keep the limits best. Raises ``ConfigError``."""
     _check_own(config)
     rows = np.flatnonzero(planned.possible)
     if not len(rows):

@@ -38,8 +38,7 @@ def expected_steps(settings: SearchConfig, steps: int, warmup_steps: int) -> int
 def ending(
     steps: Sequence[float], warm: Sequence[float], prune_above_s: float | None, scatter: float | None, enough: float
 ) -> Reason | None:
-    """Returns why a trial may end after ``steps``; None: it goes on. ``scatter``: relative standard error of a single step by earlier
-    trials."""
+    """Returns why a trial may end after ``steps``; None: it goes on. ``scatter``: relative standard error of one step."""
     if cannot_win(steps, prune_above_s, scatter, warm):
         return Reason.CANNOT_WIN
     return Reason.MEASURED if enough and known_to(steps, scatter, warm) <= enough else None

@@ -26,8 +26,7 @@ def is_text_key(key: str) -> bool:
 
 
 def read_pipeline(name: str, changes: Mapping[str, Any], own: Path | None = None) -> list[Stage]:
-    """The stages of ``pipeline=NAME``, each after those that it needs. ``changes`` are values of ``stages.NAME.KEY`` in place of the
-    file's."""
+    """Reads ``pipeline=NAME`` in dependency order; ``changes`` replace values of ``stages.NAME.KEY``."""
     import yaml
 
     known = {path.stem: path for root in group_folders(own) for path in sorted((root / "pipeline").glob("*.yaml"))}

@@ -15,8 +15,7 @@ from trainer.shared.run.schema import ModelConfig
 BYTES_PER_TOKEN = 1
 """Least bytes per token of a prompt, which bound its tokens."""
 START_S, LEARNT_PER_S, ENCODED_PER_S, CONVERTED_PER_S = 1.5, 4.4e6, 2.6e6, 65e6
-"""Seconds of one core: to import torch; bytes of the standard library of which a tokenizer of 8192 tokens is learnt, and that it encodes;
-weights of the slowest form that are converted."""
+"""One core's seconds to import torch; bytes per second to learn a tokenizer and to encode; weights per second to convert."""
 RESTS_ON = (
     f"prepare and convert by rates of one core of an AMD EPYC: {START_S} s to start, {LEARNT_PER_S / 1e6:g} MB/s of "
     f"text for the tokenizer (of at most "

@@ -68,8 +68,7 @@ def check_inputs_there(planned: Sequence[PlannedStage], chosen: Sequence[Planned
 
 
 def check_stages(pipeline: str, chosen: Sequence[PlannedStage]) -> None:
-    """Raises ``ConfigError``, with the stage's name, if this machine can tell that a stage could not be submitted: renders its request.
-    Asks no cluster and leaves nothing behind."""
+    """Raises ``ConfigError``, with the stage's name, if its request cannot be rendered here. Asks no cluster and leaves nothing behind."""
     first = chosen[0].config.sweep
     store, missing = Store(first.dir), [item for item in chosen if item.made is None]
     if missing:

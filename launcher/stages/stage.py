@@ -104,10 +104,7 @@ class Stage:
         return self.takes
 
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
-        """Plans its job from the composed ``config``, after the stages ``before``. Raises ``ConfigError``.
-
-        By default a single process works by the settings alone, with its input model.
-        """
+        """Plans its job from the composed ``config``, after the stages ``before``; by default for one process. Raises ``ConfigError``."""
         settings, makes = to_dict(self.typed()), self.known(before)
         config = _one_process(config, makes.model if makes else config.model)
         return StagePlan(config=config, content=settings, settings=settings, makes=makes)
@@ -141,8 +138,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model before it is made: how it was tuned, in rows of which length, and the text that gave it its words (a stage
-    or a folder; None where that is not known here)."""
+    """A model before it is made: its tuning, row length, and the source of its tokenizer (None where unknown here)."""
 
     model: ModelConfig
     tune: TuneConfig

@@ -18,11 +18,8 @@ from trainer.shared.run.rules import world_size_of
 
 
 def print_requests(points: Sequence[Point], mode: str) -> None:
-    """Prints the exact script, manifest or command of every point, as its backend renders it; pruned points with their reason.
-
-    ``mode`` is ``client``, or ``server``: also ask the scheduler for its answer. Raises ``ConfigError`` at the end for jobs that it would
-    refuse.
-    """
+    """Prints every point's exact request, or why it is pruned. ``mode``: ``client``, or ``server`` to ask the scheduler, too. Raises
+    ``ConfigError`` at the end for refused jobs."""
     refused: list[str] = []
     with Backends() as backends:
         for point in points:

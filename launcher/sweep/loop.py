@@ -70,10 +70,8 @@ class Loop:
         self._state.interrupted = words
 
     def catch_up(self, trials: Iterable[ActiveTrial]) -> None:
-        """Polls once the trials under way that no launcher follows, and settles those that have ended. Nothing is submitted.
-
-        ``BackendError`` names the backends that did not answer, after all others have been asked.
-        """
+        """Polls and settles trials that no launcher follows; submits nothing. Raises ``BackendError`` for silent backends, after asking
+        all."""
         silent: list[str] = []
         for backend, group in by_backend([trial for trial in trials if self._state.claim(trial) and trial.under_way]):
             try:
@@ -98,10 +96,7 @@ class Loop:
         return [trial.record for trial in trials if trial not in claimed]
 
     def end(self, trials: Iterable[ActiveTrial], patience_s: float) -> list[Record]:
-        """Stops trials that no launcher runs. Those that another launcher holds are returned.
-
-        ``BackendError`` when a backend does not answer, if not sooner then after ``patience_s``.
-        """
+        """Stops trials that no launcher runs; returns the others. Raises ``BackendError`` after ``patience_s`` of a backend's silence."""
         deadline = time.monotonic() + patience_s
         trials = list(trials)
         claimed = [trial for trial in trials if self._state.claim(trial)]

@@ -55,8 +55,7 @@ class Multirun:
             return math.inf
 
     def run(self, jobs: Sequence[tuple[Sequence[str], Config]], more: bool = False) -> list[float]:
-        """Runs composed jobs as one sweep; the step time of each in seconds, infinite where none was measured. ``ConfigError`` where none
-        can be run, unless ``more`` may come."""
+        """Runs composed jobs as one sweep; returns their step times, infinite if not measured. Raises ``ConfigError`` if none can run."""
         if not jobs:
             raise ConfigError("there is nothing to run: range() or glob() in an override stands for no value; give it some")
         points = [_point(overrides, config) for overrides, config in jobs]
@@ -91,18 +90,14 @@ class Multirun:
 
     @property
     def exit_code(self) -> int:
-        """0 if each trial has its answer or is under way, and not all answers are that it cannot be trained. 1 if the same command would
-        run one again."""
+        """Returns 0 if each trial is answered or under way and one can be trained, 1 if the same command would run one again."""
         known = all(record.status in (*UNDER_WAY, Status.PRUNED) or record.answered() for record in self.records)
         trained = any(record.status in (*UNDER_WAY, Status.DONE) for record in self.records)
         return 0 if not self.records or (known and trained) else 1
 
 
 def launch(context: Any, task: MethodType, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
-    """Composes every job before it starts any, then runs all as one sweep: the work of Hydra's launcher plugin.
-
-    ``task`` is the ``train`` of a ``Multirun``.
-    """
+    """Composes every job before it starts any, then runs all as one sweep, for Hydra's launcher plugin. ``task``: ``Multirun.train``."""
     from hydra.core.utils import JobReturn, JobStatus
 
     multirun = task.__self__
@@ -131,8 +126,7 @@ def _starts_something(points: Sequence[Point], settings: SweepConfig) -> bool:
 
 
 def check_tracking_of(config: Config) -> None:
-    """``ConfigError`` when nothing can be tracked where ``config`` says. Pods may reach a server that this machine does not: that is only
-    said."""
+    """Raises ``ConfigError`` if tracking is impossible; only warns of pods, which may reach a server that this machine does not."""
     check_experiment(config.tracking)
     try:
         check_tracking(config.tracking, Path(config.sweep.dir))
@@ -165,8 +159,7 @@ def _say_what_next(name: str, records: Sequence[Record], settings: SweepConfig) 
 
 
 def dir_option(folder: str) -> str:
-    """Returns the options with which a verb finds the trials in ``folder``, after a space; empty for the default. Guards names with a
-    leading dash."""
+    """Returns the options with which a verb finds the trials in ``folder``, after a space; empty for the default."""
     return "" if folder == SweepConfig().dir else f" --dir{'=' if folder.startswith('-') else ' '}{shlex.quote(folder)}"
 
 

@@ -133,8 +133,7 @@ class Poller:
             trial.withdrawn, trial.withdrawals = job.detail, trial.withdrawals + 1
 
     def _lingers(self, trial: ActiveTrial, job: JobState) -> bool:
-        """Returns whether a job with a result still runs after ``cluster.linger_s``, and cancels it unless only its cluster is still busy
-        with it."""
+        """Cancels a job that outlives its result by ``cluster.linger_s``, unless only its cluster is still busy; returns whether it did."""
         if job.status is not Status.RUNNING or trial.record.read_result() is None:
             trial.result_seen = None  # it may have been that of an attempt before a requeue
             return False

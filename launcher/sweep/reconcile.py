@@ -19,11 +19,8 @@ from trainer.shared.records.outcome import Status
 
 
 def catch_up(store: Store, records: Sequence[Record], backends: Backends) -> None:
-    """Polls once for trials whose launcher is gone and records their state.
-
-    Leaves trials of running launchers alone. Submits, ends and removes nothing: the next command that runs or cancels the trial removes
-    ended objects.
-    """
+    """Polls once for trials whose launcher is gone, and records their state. Submits, ends and removes nothing: the next command that runs
+    or cancels the trial removes ended objects."""
     under_way = [record for record in records if record.status in (Status.SUBMITTED, Status.RUNNING)]
     if not under_way:  # nothing to lock: the folder may be one that can only be read
         return resume(store.root)
@@ -35,11 +32,8 @@ FORGOTTEN = "given up by 'trireme cancel --forget'; what may still run was left 
 
 
 def stop(store: Store, records: Sequence[Record], backends: Backends, patience_s: float = 60.0, forget: bool = False) -> list[Record]:
-    """Stops the trials that have not ended, and removes objects that ended ones left on their clusters.
-
-    Returns trials that a launcher runs, after leaving it a stop request. Raises ``BackendError`` if a backend is silent for ``patience_s``.
-    ``forget``: asks no backend and leaves its objects alone.
-    """
+    """Stops the trials that have not ended, and removes objects of ended ones; with ``forget``, without asking backends. Leaves a stop
+    request for, and returns, trials of running launchers. Raises ``BackendError`` after ``patience_s`` of silence."""
     impatience = threading.Timer(patience_s, backends.hurry)
     impatience.daemon = True
     impatience.start()

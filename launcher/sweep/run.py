@@ -199,8 +199,7 @@ def _drop_stale_requests(store: Store, locks: Locks, active: Sequence[ActiveTria
 
 @contextmanager
 def _interruptible(loop: Loop, name: str, backends: Backends) -> Iterator[None]:
-    """While inside, the first request to end makes the loop stop, and backends wait for no answer any more; a second one acts as if there
-    were no handler. ``Interrupted`` at the end."""
+    """Makes the first signal stop the loop and backends' waits, and a second act by default. Raises ``Interrupted`` at the end."""
     requests: list[int] = []
 
     def interrupt(number: int, _frame: object) -> None:

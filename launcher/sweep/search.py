@@ -129,8 +129,7 @@ def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str],
 
 
 def measurement(record: Record, hours: float, enough: float = 0.0, scatter: float | None = None) -> TrialObservation:
-    """Returns a layout's result from a trial's record. A trial that was ended early is worth the steps that it ran; one whose step time was
-    known to ``enough`` is done. ``scatter``: of a step, by earlier trials."""
+    """Returns a layout's result from its trial's record; one that was ended early is worth its steps. ``scatter``: of one step."""
     result = record.read_result() or {}
     elapsed = _elapsed_s(record)
     spent = elapsed + lost_s(record)
@@ -150,8 +149,7 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
 
 
 def _elapsed_s(record: Record) -> float:
-    """Seconds that a trial held its ranks: by the dates of its start and its end, but no less than its steps took, and no more than
-    passed since it was submitted, whatever was done to the clocks meanwhile."""
+    """Returns seconds that a trial held its ranks, by its dates, bounded by its steps and its age against changed clocks."""
     dated = (record.ended or 0.0) - (record.started or record.ended or 0.0)
     passed = steady.age(record.queue_clock, record.history[-1].get("clock") if record.history else None)
     return min(max(dated, sum(_step_seconds(record, lambda _: True))), math.inf if passed is None else passed)

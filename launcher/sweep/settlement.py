@@ -177,8 +177,7 @@ def _sign(record: Record, verdict: Verdict) -> Verdict:
 
 
 def note_earlier(record: Record, job: JobState) -> bool:
-    """Enters attempts into the history that the place itself ended and followed by another: as it tells of them, else as they were seen.
-    True if there was one."""
+    """Records attempts that the backend itself ended and restarted; returns whether there was one."""
     begun_anew = Verdict(Status.STOPPED, Reason.PREEMPTED, "ended and begun anew by its place", record.attempt)
     seen = {record.attempt: _entry(record, begun_anew, ())} if (job.attempt or 0) > record.attempt and record.started else {}
     told = {

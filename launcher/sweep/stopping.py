@@ -42,10 +42,8 @@ class Stopper:
             self.end(claimed, *request)
 
     def handle_lost(self) -> None:
-        """Cancels trials whose dependency has failed; withdraws queued ones whose dependency is retried.
-
-        The last in line first: Slurm starts a job that waits for a cancelled and forgotten one.
-        """
+        """Cancels trials whose dependency has failed, last first (Slurm starts those behind a forgotten job); withdraws those of retried
+        ones."""
         state = self._state
         for trial in reversed([trial for trial in [*state.waiting, *state.active] if trial.needs]):
             if trial.lost_words and trial in state.active:

@@ -207,8 +207,7 @@ class Submitter:
 
     @staticmethod
     def _handles(backend: Backend, requests: Sequence[Request]) -> tuple[list[Handle | None], JobState]:
-        """A handle for each request, None for those that could not be started, and why: ``planned`` where they wait for room.
-        ``BackendError`` when it is not known which were."""
+        """Returns a handle or None for each request, and why: ``planned`` without room. Raises ``BackendError`` if unknown."""
         try:
             return [*backend.submit(requests)], JobState(Status.SUBMITTED)
         except (ConfigError, BackendError) as error:

@@ -193,8 +193,7 @@ class MeasuredRun:
 
 
 def read(path: str | Path, columns: Mapping[str, TableColumn] = COLUMNS) -> list[MeasuredRun]:
-    """Reads all rows of a table, of training unless other ``columns`` are given. Raises ``ConfigError`` for an unreadable file, a missing
-    column or an invalid cell."""
+    """Reads a table, of training unless other ``columns`` are given. Raises ``ConfigError`` for an invalid file, header or cell."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

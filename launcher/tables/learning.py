@@ -72,8 +72,7 @@ class Lesson:
 
 
 def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Lesson:
-    """The hardware file ``name``: ``hardware``, of which all of ``cases`` are measured runs, corrected by them. ``ConfigError`` where
-    nothing is left to learn from."""
+    """Calibrates the hardware file ``name`` with ``cases``, all measured on ``hardware``. Raises ``ConfigError`` if none is left."""
     known = {as_id(each) for each in hardware.learnt.get("runs", [])}
     new = list({run_id(case): case for case in cases if case.row.step_seconds and run_id(case) not in known}.values())
     if not new:
@@ -123,8 +122,8 @@ def as_id(text: object) -> str:
 
 
 def without_repeats(cases: Sequence[TableCase], noise: float) -> tuple[list[TableCase], np.ndarray]:
-    """Returns every configuration once, with the median of its step times and its logarithmic error: ``noise``, or the scatter of repeats
-    over the root of their number."""
+    """Returns configurations once, with median step time and logarithmic error: ``noise``, or repeats' scatter over the root of their
+    number."""
     groups: dict[object, list[TableCase]] = defaultdict(list)
     for case in cases:
         groups[question(case)].append(case)
@@ -237,8 +236,7 @@ class Update:
         return np.sqrt(noise**2 + variance * np.maximum(far - 1, 0.0))
 
     def widths(self) -> dict[str, float]:
-        """Returns widths of predictions after calibration: the parameters' shared uncertainty is the common error; the rest is an error of
-        parts."""
+        """Returns widths after calibration: the parameters' shared uncertainty is the common error, the rest an error of parts."""
         before, now = (self.slopes @ each @ self.slopes.T for each in (self.prior, self.covariance))
         count = len(now)
         apart = ~np.eye(count, dtype=bool) if count > 1 else np.ones((1, 1), dtype=bool)

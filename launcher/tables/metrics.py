@@ -52,8 +52,7 @@ def by_cell(rows: Iterable[R], column: str) -> dict[str, list[R]]:
 
 
 def check_unit(errors: Errors | None, source: str, column: str, unit: str, rate: bool = False) -> None:
-    """Raises ``ConfigError`` if measurements are so far from all predictions that their unit must be another. A ``rate`` is inverse to
-    time."""
+    """Raises ``ConfigError`` if measurements are so far off that their unit must be another. A ``rate`` is inverse to time."""
     if errors and not 0.01 < errors.bias < 100:
         factor = f"{max(errors.bias, 1 / errors.bias):.2g} times {'less' if (errors.bias > 1) != rate else 'more'}"
         raise ConfigError(f"{column} of {source} are {factor} than predicted; convert them to {unit}")

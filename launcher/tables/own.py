@@ -19,10 +19,8 @@ ORDER = LayoutConfig().order
 def own_row(
     source: str, config: TrainConfig, cluster: ClusterConfig, hardware: Mapping[str, HardwareConfig], measured: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns one trial as a row. ``config`` is resolved; ``measured`` has ``step_time_s``, ``peak_memory_gb`` and ``oom``, if known.
-
-    Settings that canonical columns lack (an explicit split of the blocks, another order of ranks) leave ``balance`` unknown.
-    """
+    """Returns one trial as a row; ``measured`` has ``step_time_s``, ``peak_memory_gb`` and ``oom``. An explicit split or order of ranks,
+    which canonical columns lack, leaves ``balance`` unknown."""
     shape, layout = Shape.of(config.model), config.layout
     name = next((stem for stem, device in hardware.items() if device.name == cluster.hardware.name), cluster.hardware.name)
     plain = layout.stage_layers is None and layout.order == ORDER

@@ -12,9 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from launcher.tables.cases import TableCase
 
 APART = 1.1
-"""Largest over smallest step time from which on repeats contradict each other. Published repeats of one configuration differ by 0.1 to
-1.2 %, for which one of them is taken to be off by 0.5 % (``noise`` of conf/uncertainty.yaml) and two by 0.7 %: a tenth is eight times the
-most that was seen, and fourteen times that width."""
+"""Largest over smallest step time at which repeats contradict: published ones differ by 0.1 to 1.2 %, noise between two is 0.7 %."""
 Repeat = tuple[str, float]
 """A row's label, and its step time in seconds."""
 
@@ -26,8 +24,7 @@ def question(case: TableCase) -> tuple[Hashable, ...]:
 
 
 def contradictions(measured: Iterable[tuple[Hashable, str, float]]) -> list[list[Repeat]]:
-    """Groups of one key whose step times are further apart than ``APART``, the furthest first; in a group the fastest first. ``measured``:
-    key, name and seconds of each."""
+    """Returns groups of one key wider than ``APART``, the widest first, each from the fastest. ``measured``: key, label and seconds."""
     groups: dict[Hashable, list[Repeat]] = defaultdict(list)
     for key, name, took in measured:
         groups[key].append((name, took))

@@ -26,8 +26,7 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Summarises a file of requests. Raises ``ConfigError`` for other columns, cells that are not numbers, or too few requests for a
-    rate."""
+    """Summarises a file of requests. Raises ``ConfigError`` for invalid columns or cells, or too few requests for a rate."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -61,8 +61,8 @@ class Copier:
         return False
 
     def finish(self) -> bool:
-        """Copies until nothing is left, or leaves it to the copier that is at work. False when a store fails for ``GIVE_UP_S``; the process
-        ends by itself in the middle of another attempt, which may last for as long again."""
+        """Copies until nothing is left, or leaves it to the working copier. False if a store fails for ``GIVE_UP_S``; exits within twice
+        that."""
         end = time.monotonic() + GIVE_UP_S
         while unmirrored.names(self._root):
             if not self._locks.take("copier"):

@@ -39,8 +39,7 @@ QUIET = {
 
 
 UNUSED = ("pandas", "numpy", "pyarrow")
-"""Packages that MLflow imports if it finds them, a third of its start, and that nothing here needs. It can do without: mlflow-skinny is the
-same code, installed without them."""
+"""Optional packages of MLflow (mlflow-skinny lacks them) that take a third of its import and nothing here needs."""
 
 
 def environment() -> dict[str, str]:
@@ -67,8 +66,7 @@ PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_mo
 
 
 def follow_move(root: Path) -> None:
-    """Lets the database name this folder's files where they are now. After the folder was moved or copied it names its old place, where
-    new files would be written, and old ones looked for. With the lock held."""
+    """Rewrites the paths of a moved or copied folder in the database, which names the old place. Needs the lock."""
     here = artifact_folder(root).as_uri()
     with closing(sqlite3.connect(root / "mlflow.db", timeout=20)) as database, database:
         query = "SELECT DISTINCT artifact_location FROM experiments WHERE artifact_location LIKE 'file:%/mlartifacts'"
@@ -82,8 +80,7 @@ def follow_move(root: Path) -> None:
 
 @contextmanager
 def exclusively(root: Path) -> Iterator[None]:
-    """Holds the folder's MLflow lock. Waits as long as another process holds it: on a busy machine that may be long, and a dead one holds
-    none."""
+    """Holds the folder's MLflow lock, waiting as long as another process holds it; a dead one holds none."""
     locks = Locks(root / "mlflow.lock")
     try:
         while not locks.take("mlflow"):
@@ -94,8 +91,7 @@ def exclusively(root: Path) -> Iterator[None]:
 
 
 def make_database(root: Path) -> None:
-    """Makes ``mlflow.db`` unless it is there. The lock is held for the last step alone: making tables takes seconds, or minutes on a busy
-    machine."""
+    """Makes ``mlflow.db`` unless it exists, locking only the last step: making tables may take minutes."""
     path = root / "mlflow.db"
     if path.exists():
         return
@@ -175,8 +171,7 @@ def import_mlflow() -> None:
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of ``uri``. With the lock held: for SQLite this brings tables of an older MLflow up to date, and creates those that are
-    missing."""
+    """Returns a client of ``uri``; for SQLite it creates or upgrades tables. Needs the lock."""
     import_mlflow()
     from mlflow import MlflowClient
 

@@ -138,8 +138,7 @@ class MlflowSweep:
         return found
 
     def _run(self, client: MlflowClient, record: Record) -> MirroredRun:
-        """The trial's run in this sweep: known, or begun by rank 0 or another mirror meanwhile, or new. MLflow lets nobody change its
-        start."""
+        """Returns the trial's run: known, begun meanwhile by rank 0 or another mirror, or new. MLflow's start times are fixed."""
         if record.id not in self._runs:
             found = self._search(client, trial=record.id, owner=self._owner)
             ours = [run for run in found if run.data.tags.get(PARENT, self._parent) == self._parent]
@@ -155,10 +154,8 @@ class MlflowSweep:
     # -- writing changes ----------------------------------------------------------------------------------------------------
 
     def _update_trial(self, client: MlflowClient, record: Record, name: str) -> None:
-        """New lines of metrics, and whatever a change of the record brings. With a server rank 0 writes, until it has ended.
-
-        A trial has no run while it waits: its duration would include the queue. The sweep's run says how many wait.
-        """
+        """Writes new metrics and changes of the record; with a server, rank 0 writes until it has ended. A waiting trial has no run, whose
+        duration would include the queue."""
         if not record.status.final and (not self._embedded or (record.status is not Status.RUNNING and record.id not in self._runs)):
             return
         run, state = self._run(client, record), f"{record.status.value} {record.attempt} {record.ended or ''}".strip()

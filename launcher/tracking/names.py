@@ -45,8 +45,7 @@ def params(record: Record) -> dict[str, str]:
 
 
 def accepted(values: Mapping[str, V]) -> dict[str, V]:
-    """``values`` by names that MLflow takes for parameters and metrics: other characters (``exact_match,strict-match``) become ``_``, and
-    names that are then equal are numbered. A name that it takes as it is stays."""
+    """Renames keys for MLflow: other characters (``exact_match,strict-match``) become ``_``, and equal names are numbered."""
     found = {name: value for name, value in values.items() if _accepted(name) == name}
     for name, value in values.items():
         new = base = _accepted(name)
@@ -124,8 +123,7 @@ def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
 
 
 def sweep_metrics(ranked: Sequence[Measurement]) -> dict[str, float]:
-    """The parent run's figures: how many trials stand how, and those of the fastest. They have names of their own, so that the page sorts
-    trials alone."""
+    """Returns the parent run's figures, under names of their own so that the page sorts trials alone."""
     counts = {f"trials/{status.value}": float(sum(m.status is status for m in ranked)) for status in Status}
     best = next(iter(leaders(ranked)), None)
     figures = {f"best_{name}": getattr(best, name) for name in ("step_time_s", "tokens_per_s")} if best else {}

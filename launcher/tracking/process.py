@@ -27,11 +27,8 @@ PERIOD_S = 5.0
 
 
 class MlflowMirror:
-    """An observer of the sweep loop that has the sweep copied into MLflow.
-
-    A process of its own does that (``copier.py``), begun with the first trial: nothing is handed over here but the news that there is
-    something to read. It outlives the launcher until all is copied. What it has to say is in ``mlflow.log`` in the folder of trials.
-    """
+    """Has an observed sweep copied into MLflow by a process (``copier.py``) that outlives the launcher. It only hears of news; its messages
+    go to ``mlflow.log`` in the folder of trials."""
 
     def __init__(self, root: str | Path, sweep: str, wait_s: float | None = None):
         """``wait_s``: ``sweep.mlflow_wait_s``."""
@@ -63,8 +60,7 @@ class MlflowMirror:
         self._told = time.monotonic()
 
     def finish(self, patience_s: float | None = None) -> None:
-        """Lets the copier finish, for at most ``patience_s``; None: the configured time, or until all is copied where the copier would end
-        with this command."""
+        """Lets the copier finish, for at most ``patience_s``; None: as configured, or to the end where it would end with this command."""
         if patience_s is None:
             patience_s = self._wait_s if self._wait_s is not None else math.inf if nothing_outlives_us() else PATIENCE_S
         if not self._here:

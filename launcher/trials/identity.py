@@ -94,8 +94,7 @@ def digests(config: Config) -> dict[str, str]:
 
 
 def contents(config: Config) -> dict[str, str]:
-    """Returns ``digests``, and those of files that the id holds by path alone (a prepared corpus, files of another trainer's command). A
-    change of them keeps the trial; a command that finds it measured reports the change."""
+    """Returns ``digests``, and those of files that the id holds by path alone, whose changes a command only reports."""
     if not config.cluster.shares_files:
         return {}
     command = run_of(config).command

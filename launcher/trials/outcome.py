@@ -29,8 +29,7 @@ ROOT_CAUSES = (
 _STOPPED = (Reason.CANCELLED, Reason.CANNOT_WIN)
 
 _LAST_LINES = 2
-"""Steps that may be written down after a rank ended that took part in all: a step is when the next one is told, and the last line may
-come a moment after the others have ended."""
+"""Steps that may be recorded after a rank of all steps ended: a step is dated when the next is told, and the last line may be late."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ def decide(
     failures: Sequence[dict[str, Any]] = (),
     told: Told | None = None,
 ) -> Verdict:
-    """The verdict on ``attempt``. Whatever an older attempt wrote is not looked at. ``told``: of another trainer's run; None: ranks of ours
-    wrote the result together."""
+    """Returns the verdict on ``attempt``, ignoring older files. ``told``: another trainer's steps; None: our ranks wrote the result."""
     newest = max([attempt, state.attempt or 0, *(attempt_of(f) for f in failures), attempt_of(result or {})])
     if result is not None and attempt_of(result) < newest:
         result = None
@@ -93,8 +91,7 @@ def decide(
 
 
 def all_said(attempt: int, state: JobState, result: dict[str, Any] | None, failures: Sequence[dict[str, Any]]) -> bool:
-    """Returns whether the files of an ended attempt are complete: a result, or a failure with a cause other than lost peers. If the backend
-    could not start the ranks, none are expected."""
+    """Returns whether an ended attempt's files are complete: a result, or a cause other than lost peers; or no rank that could start."""
     newest = max(attempt, state.attempt or 0)
     words = [*failures, *([result] if result is not None else [])]
     said = [reason_of(data) for data in words if attempt_of(data) >= newest]
@@ -102,10 +99,7 @@ def all_said(attempt: int, state: JobState, result: dict[str, Any] | None, failu
 
 
 def silent_nodes(nodes: Sequence[str], world_size: int, attempt: int, failures: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Nodes whose ranks all left no word when ranks of other nodes lost their connections: power or network is gone there.
-
-    ``nodes`` are in the order of their ranks, which fill one after the other.
-    """
+    """Returns nodes, in rank order, whose ranks all fell silent when others lost their connections: power or network is gone there."""
     per_node = -(-world_size // max(1, len(nodes)))
     of_attempt = [failure for failure in failures if attempt_of(failure) == attempt]
     spoke = {rank // per_node for failure in of_attempt if isinstance(rank := failure.get("rank"), int)}

@@ -62,8 +62,7 @@ class PredictedShape:
 
 
 def is_whole(data: Mapping[str, Any]) -> bool:
-    """Returns whether well-typed values of a record fit together: the cluster's class is its backend's, dates are dates, and a stage is
-    one."""
+    """Returns whether a record is consistent: the cluster's class is its backend's, dates are dates, and a stage is one."""
     cluster, stage = data.get("cluster", {}), data.get("config", {}).get(SECTION)
     try:
         placed = isinstance(cluster, Mapping) and fits(cluster_class(cluster.get("backend", "local")), cluster)

@@ -120,8 +120,7 @@ class Record:
         return last_object(self.directory / METRICS)
 
     def answered(self, enough: Collection[Reason] = ()) -> bool:
-        """Returns whether running again would only repeat a known answer: all steps, out of memory, diverged, or ended by a search for a
-        reason that is ``enough``."""
+        """Returns whether a rerun would repeat the answer: all steps, out of memory, diverged, or ended by a search for ``enough``."""
         if self.status is Status.DONE:
             whole = self.reason is None or self.reason in enough
             return whole and (self.read_result() or {}).get("status") == Status.DONE.value
@@ -167,10 +166,7 @@ class Store:
     # -- trials ---------------------------------------------------------------------------------------------------------
 
     def plan(self, point: Point, sweep: str, commit: str | None = None, rerun: bool = False) -> Record:
-        """The record of a point: the one on disk, or a new one with its directory and ``config.yaml``.
-
-        Changes by the plan are not saved: only the holder of the trial's lock may do that.
-        """
+        """Returns a point's record, from disk or new with its directory and ``config.yaml``. Only the lock's holder may save changes."""
         if point.config is None:
             return self._pruned(point.overrides, point.reason, point.error or "")
         train = owned(run_of(point.config), self.root)
@@ -194,8 +190,7 @@ class Store:
         write_json(record.directory / "trial.json", record.to_json(), durable=durable)
 
     def save_intended(self, records: Sequence[Record]) -> None:
-        """Saves trials that are about to be submitted, with their ``config.yaml``, so that the ranks read exactly the configuration of the
-        trial's id."""
+        """Saves trials before submission, with ``config.yaml``, so that ranks read exactly the configuration of the trial's id."""
         if records:
             with ThreadPoolExecutor(min(32, len(records))) as pool:
                 list(pool.map(lambda record: save(record.config, record.directory / CONFIG), records))
@@ -208,10 +203,7 @@ class Store:
                 list(pool.map(self.save, records))
 
     def load(self, identifier: str) -> Record:
-        """The record of an exact id. One that is missing or torn is rebuilt from the trainer's result, else the trial was never run.
-
-        ``ConfigError`` when its format is newer.
-        """
+        """Returns the record of an exact id; a torn one is rebuilt from the trainer's result. Raises ``ConfigError`` for a newer format."""
         directory = self.trials / identifier
         data = read_json(directory / "trial.json")
         if data is not None:
@@ -229,8 +221,7 @@ class Store:
         return record
 
     def trial(self, prefix: str) -> Record:
-        """The trial whose id begins with ``prefix``, or the newest of a stage of that name; ``ConfigError`` when there is none, or more
-        than one."""
+        """Returns the trial whose id begins with ``prefix``, or a stage's newest. Raises ``ConfigError`` for none or several."""
         if (stage := self.stage(prefix)) is not None:
             return stage
         known = sorted(path.name for path in self.trials.glob("*") if _ID.fullmatch(path.name))

@@ -72,10 +72,8 @@ class Checkpoints:
             self.folder.enter()
 
     def save(self, step: int, state: Iterable[OptimizerShard], extra: dict[str, Any]) -> None:
-        """Begins to save ``step`` completed steps. ``extra`` is small plain data of rank 0 (loss scale and the like).
-
-        Waits for the previous save, so that there is at most one copy of the state. ``CheckpointError`` if that one failed.
-        """
+        """Begins to save ``step`` completed steps, after the previous save. ``extra`` is plain data of rank 0. Raises ``CheckpointError``
+        if the previous one failed."""
         self.finish()
         copies = snapshot(state)
         copied = torch.cuda.Event() if any(t.is_pinned() for s in copies for t in s.states.values()) else None
@@ -94,11 +92,8 @@ class Checkpoints:
             raise error
 
     def resume(self, state: Iterable[OptimizerShard]) -> Resumed | None:
-        """Loads the newest complete checkpoint into ``state``, whatever layout wrote it; None if there is none.
-
-        A damaged checkpoint is reported, and the previous one is tried. ``ConfigError`` if all are damaged, or one is of another
-        model or other data.
-        """
+        """Loads the newest complete checkpoint into ``state``, whatever layout wrote it; None if there is none. Falls back from damaged
+        ones. Raises ``ConfigError`` if all are damaged, or one is of another model or other data."""
         owned = list(state)
         candidates: list[FoundCheckpoint] = self.world.gather_objects(self.folder.found())[0]
 

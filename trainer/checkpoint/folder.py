@@ -41,10 +41,8 @@ class Folder:
         self.number = -1
 
     def enter(self) -> None:
-        """Claims the folder for this start (rank 0, once, before anything is read); removes leftovers of killed starts.
-
-        ``ConfigError`` if a newer attempt of the same run was here already, or the folder cannot be written.
-        """
+        """Claims the folder (rank 0, once, before reading); removes leftovers of killed starts. Raises ``ConfigError`` if a newer attempt
+        of the same run was here already, or the folder cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._refuse_if_older()
@@ -98,10 +96,8 @@ class Folder:
             write_json(self.workspace(step) / f"{rank_file(rank)}.json", {"error": str(error)})
 
     def commit(self, step: int, world_size: int, facts: dict[str, Any], timeout_s: float) -> None:
-        """Waits until every rank has written its part of ``step``, then makes the checkpoint visible (rank 0).
-
-        ``CheckpointError`` if a rank does not finish in time, or a later start has taken over.
-        """
+        """Waits until every rank has written its part of ``step``, then makes the checkpoint visible (rank 0). Raises ``CheckpointError``
+        if a rank does not finish in time, or a later start has taken over."""
         work = self.workspace(step)
         indexes = self._gather(work, world_size, timeout_s)
         manifest = {

@@ -43,10 +43,8 @@ def numel_of(box: Box) -> int:
 
 
 def split(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Cuts elements ``start`` to ``stop`` of a row-major tensor of ``shape`` into boxes, in order.
-
-    A part of the first row, whole rows, a part of the last row, and the parts likewise: at most 2 x dimensions - 1 boxes.
-    """
+    """Cuts elements ``start`` to ``stop`` of a row-major tensor of ``shape`` into boxes, in order: a part of the first row, whole rows, a
+    part of the last, recursively; at most 2 x dimensions - 1."""
     if start >= stop:
         return
     if not shape:

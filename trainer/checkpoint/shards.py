@@ -92,10 +92,8 @@ class Reader:
         return {name: tuple(entries[0]["shape"]) for name, entries in self.stored.items()}
 
     def read(self, piece: ParameterPiece, states: Mapping[str, Tensor]) -> None:
-        """Fills ``states``, flat tensors of ``piece.numel`` elements (any type, any device).
-
-        ``CheckpointError`` for a damaged file, and for a parameter that is missing, incomplete, or of another shape.
-        """
+        """Fills ``states``, flat tensors of ``piece.numel`` elements (any type, any device). Raises ``CheckpointError`` for a damaged file,
+        and for a parameter that is missing, incomplete, or of another shape."""
         entries = self.stored.get(piece.name, [])
         if not entries or self.shapes[piece.name] != piece.shape:
             have = f"has shape {list(self.shapes[piece.name])}" if entries else "is not there"

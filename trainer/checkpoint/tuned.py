@@ -53,10 +53,8 @@ def fill(reader: Reader | Merged, state: Iterable[OptimizerShard]) -> None:
 
 
 def open_reader(found: FoundCheckpoint, manifest: Mapping[str, Any], merge: bool = True) -> Reader | Merged:
-    """The weights of a checkpoint by name, with those of its base where it has one; merged into the base's, or as they are.
-
-    ``ConfigError`` if the base is gone or has changed, or the method cannot be merged.
-    """
+    """Opens a checkpoint's weights with its base's, merged or as they are. Raises ``ConfigError`` if the base is gone or has changed, or
+    the method cannot be merged."""
     reader, saved = Reader(found.path, manifest), manifest.get("tune")
     if not saved:
         return reader
@@ -77,8 +75,7 @@ def open_reader(found: FoundCheckpoint, manifest: Mapping[str, Any], merge: bool
 
 
 class Merged:
-    """Reads a base with its tuning applied: ``W + alpha / rank B A`` for lora, rows and columns times their scale for ia3; in fp64, rounded
-    once."""
+    """Reads a base with its tuning applied: ``W + alpha / rank B A`` for lora, scaled rows and columns for ia3; in fp64, rounded once."""
 
     def __init__(self, added: Reader, base: Reader, tune: TuneConfig, merge: bool):
         self.added, self.base, self.tune, self.merge = added, base, tune, merge

@@ -9,10 +9,8 @@ import torch
 
 
 class Clock:
-    """``mark()`` now, ``seconds(a, b)`` later. On CUDA a mark is an event on the current stream; the host does not wait for it.
-
-    A mark costs a GPU's host a few microseconds, and a step may have thousands: while ``marking`` is off there are none (None).
-    """
+    """Times with ``mark()`` and ``seconds(a, b)``. On CUDA a mark is an event on the current stream, which costs the host microseconds:
+    while ``marking`` is off there are none (None)."""
 
     def __init__(self, device: torch.device):
         self.device = device

@@ -124,8 +124,7 @@ class Group:
         return self._start("reduce_scatter", tensor, call, shard, tensor)
 
     def computing(self, operation: str, nbytes: int, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, which computes and meanwhile does ``operation`` over the group with ``nbytes``, in the order of the
-        current stream. What of that was waited for nobody can tell."""
+        """Returns the result of ``call``, which computes while it communicates ``nbytes``, in stream order; its waits are unknown."""
         self.ledger.count(self, operation, nbytes)
         with self._blocking(operation):
             result = call()
@@ -134,8 +133,7 @@ class Group:
         return result
 
     def share_memory(self, nbytes: int) -> str:
-        """Reserves memory of each rank's device that all of them reach (torch's symmetric memory). Collective. The reason if that cannot
-        be, else nothing."""
+        """Reserves symmetric memory of all ranks (torch). Collective. Returns why that is impossible, else nothing."""
         from torch.distributed._symmetric_memory import get_symm_mem_workspace  # registers operations, which nobody else needs
 
         hosts = sorted(set(self.gather_objects(socket.gethostname())))
@@ -289,8 +287,7 @@ class World:
         return group
 
     def close(self) -> None:
-        """Leaves the job; peers that still communicate with this rank will fail. Measurements are written by now, so a library that
-        fails as it lets go of its connections is only heard."""
+        """Leaves the job; peers that still communicate will fail. Measurements are written by now, so closing errors are only reported."""
         if self.watchdog is not None:
             self.watchdog.close()
         if self.size > 1 and dist.is_initialized():

@@ -60,10 +60,8 @@ class InFlightCollectives:
 
 
 class Watchdog:
-    """Watches rank ``rank`` of ``size`` until ``close``. ``record`` writes the rank's final error, and gives its exit code.
-
-    ``hears_death``: a lost peer makes collectives raise, as with gloo; otherwise (NCCL) only its silence tells.
-    """
+    """Watches rank ``rank`` of ``size`` until ``close``. ``record`` writes the final error and gives the exit code. ``hears_death``: a lost
+    peer makes collectives raise, as with gloo; otherwise (NCCL) only its silence tells."""
 
     def __init__(
         self,

@@ -31,8 +31,7 @@ from trainer.shared.run.schema import DataConfig, ModelConfig
 
 
 class Dataset(Protocol):
-    """Rows of ``seq + 1`` token ids: inputs are all but the last, targets all but the first. A position without a target holds ``~id``,
-    the complement of its token."""
+    """Rows of ``seq + 1`` token ids: inputs all but the last, targets all but the first; without a target, ``~id``."""
 
     name: str
     """Identity of the data: the digest of a corpus, or ``synthetic``. With the seed it decides every sample."""
@@ -55,8 +54,7 @@ def open_dataset(data: DataConfig, model: ModelConfig, seed: int) -> Dataset:
 
 
 def open_held_out(data: DataConfig, model: ModelConfig) -> HeldOut | HeldOutExamples:
-    """Returns the evaluated part of a prepared corpus, or of examples. Raises ``ConfigError`` as ``check_corpus``, and for synthetic
-    data."""
+    """Returns the evaluated part of a corpus or examples. Raises ``ConfigError`` as ``check_corpus``, and for synthetic data."""
     if data.kind == "instructions":
         return HeldOutExamples(data, model.seq, model.vocab)
     index = check_corpus(data, model)
@@ -83,10 +81,7 @@ class Synthetic:
 
 
 class TokenFile:
-    """The token ids of a prepared corpus, read piece by piece.
-
-    Not a memory map: if the file has been truncated since, a map would kill the process, and a read does not.
-    """
+    """Reads token ids of a prepared corpus piece by piece: a memory map would kill the process if the file was truncated."""
 
     def __init__(self, data: DataConfig, index: CorpusIndex) -> None:
         self.data, self.index, self.dtype = data, index, np.dtype(index.dtype)
@@ -141,10 +136,8 @@ class HeldOut:
 
 
 class Corpus:
-    """A token file cut in windows of ``seq`` tokens (each with the token after it), every window once per epoch.
-
-    Windows cross document borders, which the end token marks. Each epoch has its own order, keyed by (seed, epoch).
-    """
+    """Cuts a token file in windows of ``seq`` tokens and their successors, across document borders; each epoch takes every window once, in
+    an order keyed by (seed, epoch)."""
 
     def __init__(self, tokens: TokenFile, seq: int, seed: int) -> None:
         self.tokens, self.seq, self.seed = tokens, seq, seed

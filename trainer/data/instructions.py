@@ -61,8 +61,8 @@ class Examples:
         return rows if self.data.task is None else np.concatenate([~tasks[:, None], rows], axis=1)
 
     def _spelt(self, parts: list[Part], where: str) -> list[int]:
-        """One example in up to ``seq + 1`` tokens: the field ``data.truncate`` gives way first, then the end of the answer. A prompt that
-        fits is spelt as a whole, as it is where an answer is generated."""
+        """Returns one example in up to ``seq + 1`` tokens: ``data.truncate`` gives way first, then the answer. A fitting prompt is encoded
+        whole."""
         answer = [*self.text.plain(parts[-1][1]), self.end]
         before = self.text.begun("".join(text for _, text in parts[:-1]))
         if len(before) + len(answer) > self.seq + 1 and self.data.truncate is not None:
@@ -102,8 +102,7 @@ class Examples:
 
 
 class Instructions(Examples):
-    """The rows that are trained on, every one once per epoch, in an order keyed by (seed, epoch). Tasks take turns: each has an order and
-    epochs of its own."""
+    """Samples the trained rows, once per epoch, in an order keyed by (seed, epoch) for each task; tasks take turns."""
 
     def __init__(self, data: DataConfig, seq: int, vocab: int, seed: int) -> None:
         super().__init__(data, seq, vocab)

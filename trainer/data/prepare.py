@@ -42,8 +42,7 @@ END_OF_TEXT = "<|endoftext|>"
 TRAINING_BYTES = 64 * 2**20
 """Text that the tokenizer is trained on: documents spread evenly over the source, about this many bytes."""
 LONGEST_WORD = 1000
-"""Bytes of one word in which pairs are counted at once. Learning takes time with the square of a word's length, and longer ones are data
-without spaces; encoding does not, and cuts nothing."""
+"""Longest word in bytes whose pairs are learnt at once: time is quadratic, and longer ones are data. Encoding cuts nothing."""
 UINT16_VOCAB = 2**16
 """The largest vocabulary whose tokens are stored in two bytes."""
 BATCH_BYTES = 2**20
@@ -68,10 +67,8 @@ class Prepared:
 
 
 def prepare(data: DataConfig, force: bool = False, progress: Progress = lambda *_: None) -> Prepared:
-    """Makes ``data.path`` from ``data.source``, or reuses it if it was made from the same source with the same settings.
-
-    ``force`` makes it again in any case. ``ConfigError`` for text that cannot be read and for a target that holds other files.
-    """
+    """Makes ``data.path`` from ``data.source``, or reuses a folder of the same source and settings unless ``force``. Raises ``ConfigError``
+    for unreadable text and for a target that holds other files."""
     if data.kind != "corpus":
         raise ConfigError(f"data.kind={data.kind} needs no preparation; use data=stdlib, or data.source and data.path for your own text")
     target = Path(data.path)

@@ -50,8 +50,7 @@ class Hung(RuntimeError):
 
 
 class TrainerFailure(RuntimeError):
-    """The command of a trainer that is not ours did not do its work, for ``reason``. ``reports``: it was that of the rank whose log tells
-    of steps, which writes the run's result."""
+    """Another trainer's command failed, for ``reason``. ``reports``: on the rank that writes the run's result."""
 
     def __init__(self, reason: Reason, message: str):
         super().__init__(message)
@@ -101,10 +100,7 @@ def write_failure(directory: Path, attempt: int, rank: int, failure: Failure) ->
 
 
 def root_cause(directory: Path, attempt: int, own: Failure, patience_s: float = 1.0) -> Failure:
-    """The failure that explains the others: a rank that ran out of memory makes its peers fail in their collectives.
-
-    A rank that failed in a collective waits ``patience_s`` for a peer with a better reason.
-    """
+    """Returns the failure that explains the others; waits ``patience_s`` for a better reason if this rank failed in a collective."""
     if own.reason is not Reason.COMMUNICATION:
         return own
     deadline = time.monotonic() + patience_s

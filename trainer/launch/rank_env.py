@@ -52,10 +52,8 @@ def prepare_repeatable(environment: MutableMapping[str, str]) -> None:
 
 
 def device_index(local_rank: int, found: int, environment: Mapping[str, str]) -> int:
-    """The CUDA device of a rank that sees ``found`` of them. ``ConfigError`` if there is none for it.
-
-    A scheduler may show every task its own device alone (``--gpus-per-task=1``): then it is that one, whatever the rank.
-    """
+    """Returns the CUDA device of a rank that sees ``found``: the only one if a scheduler shows each task its own. Raises
+    ``ConfigError``."""
     if found == 1 and len([name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]) == 1:
         return 0
     if local_rank >= found:

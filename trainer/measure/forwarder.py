@@ -40,10 +40,8 @@ BATCH = 150  # lines per request; MLflow takes 1000 metrics at once
 
 @contextmanager
 def forwarding(config: TrainConfig, rank: int, directory: Path) -> Iterator[None]:
-    """Mirror ``directory/metrics.jsonl`` while the body runs, on rank 0 and if ``tracking.uri`` is a server.
-
-    ``directory`` is named after the trial. Leaving waits for at most ``CLOSE_S`` seconds, and never raises because of MLflow.
-    """
+    """Mirrors ``directory/metrics.jsonl`` while the body runs, on rank 0 and if ``tracking.uri`` is a server. Leaving takes at most
+    ``CLOSE_S`` seconds and never raises because of MLflow."""
     uri = config.tracking.uri or ""
     if rank != 0 or not uri.startswith(("http://", "https://")):
         yield
@@ -138,8 +136,7 @@ class Refusal(OSError):
 
 
 class Server:
-    """The REST interface of an MLflow tracking server. Credentials come from the variables that MLflow's own client reads,
-    never from the address: that is written to files."""
+    """Calls an MLflow server's REST interface. Credentials come from MLflow's variables, never from the address, which files hold."""
 
     def __init__(self, tracking: TrackingConfig):
         self._base = f"{(tracking.uri or '').rstrip('/')}/api/2.0/mlflow/"

@@ -20,11 +20,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_room(states: int, limit_gb: float | None, world: World) -> None:
-    """Refuses ``states`` bytes of weights, gradients and optimizer states on this rank before they are allocated. Collective.
-
-    ``OverBudget`` above ``run.memory_gb``; ``MemoryError`` on every rank if the ranks of one host need more than it has: the system would
-    grant the memory and kill a process later. A GPU reports by itself that it is full.
-    """
+    """Refuses ``states`` bytes of training state before allocation. Collective. Raises ``OverBudget`` above ``run.memory_gb``; on every
+    rank ``MemoryError`` if a host's ranks need more than it has, since the system would kill a process later."""
     if limit_gb is not None and states > round(limit_gb * 1e9):
         raise OverBudget(f"weights, gradients and optimizer states need {states / 1e9:.3g} GB, run.memory_gb={limit_gb:g}")
     if world.device.type != "cpu":
@@ -66,10 +63,7 @@ class TrackedTensor:
 
 
 class ActivationMeter:
-    """Bytes of storages saved for backward: each storage once, even if several views of it are saved.
-
-    ``resting`` storages (parameters) are not counted. More than ``budget`` bytes raise ``OverBudget``.
-    """
+    """Counts storages saved for backward, each once, except ``resting`` ones (parameters). Raises ``OverBudget`` above ``budget`` bytes."""
 
     def __init__(self, resting: set[int], budget: int | None):
         self.resting, self.budget = resting, budget

@@ -83,10 +83,8 @@ class Recorder:
         return parts
 
     def events(self, rank: int, stage_of_rank: int, stages: int, offset_s: float) -> list[dict[str, Any]]:
-        """The step's timeline, in seconds from the start of the step on the first rank, which is ``offset_s`` before this rank's.
-
-        ``waited_s`` is the exposed communication within an event, as in ``split``.
-        """
+        """Returns the step's timeline, in seconds from its start on the first rank, ``offset_s`` before this rank's; ``waited_s`` is
+        exposed."""
         events = []
         for span in self.spans:
             kind = EVENTS.get(span.phase) if span.action is None else EVENTS.get(span.action.kind, span.action.kind.value)
@@ -110,10 +108,7 @@ class Recorder:
 
 
 def stragglers(worked: Sequence[float], peers: Sequence[int]) -> list[int]:
-    """Ranks that work more than ``SLOWER`` times as long as the median of their peers, those with the same entry in ``peers``.
-
-    Ranks of different pipeline stages have different work and are not compared.
-    """
+    """Returns ranks that work more than ``SLOWER`` times the median of those with the same ``peers`` (pipeline stage)."""
     found = []
     for rank, seconds in enumerate(worked):
         others = [worked[other] for other, group in enumerate(peers) if group == peers[rank] and other != rank]

@@ -23,11 +23,8 @@ ROUNDS = 5
 
 
 def align(world: Group) -> float:
-    """Seconds to add to this rank's ``time.perf_counter`` to get rank 0's. Collective.
-
-    Ranks of one host share that clock. Between hosts, all ranks read it several times after the same barrier; the error of the
-    median difference is a fraction of the barrier's own time.
-    """
+    """Returns seconds from this rank's ``time.perf_counter`` to rank 0's. Collective. Ranks of one host share it; between hosts it is the
+    median difference after several barriers, to a fraction of a barrier's time."""
     if world.size == 1:
         return 0.0
     readings = []

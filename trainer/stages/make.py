@@ -26,18 +26,15 @@ from trainer.shared.run.files import look_again, read_json, write_json
 from trainer.shared.run.schema import ResolvedTrainConfig
 
 REPORT = ".result.json"
-"""File of the run's prepared result: if a rank dies between artifact and result, the next one reports it. Hidden: the digest of an artifact
-names its weights, not their timings."""
+"""Hidden file of the run's prepared result: if a rank dies before it reports, the next one does. Not part of an artifact's digest."""
 VISIBLE_SECONDS = 30.0
 """Seconds for which another node's files may stay invisible here (caches of NFS)."""
 LOOK_SECONDS = 0.2
 
 
 class StageWork:
-    """The rank's half of a kind of stage. By default a run makes its artifact in a new folder.
-
-    ``all_inputs``: missing inputs are waited for, and required. ``continues`` from an earlier attempt's files. ``makes_folder`` itself.
-    """
+    """The rank's half of a kind of stage, by default a run in a new folder. ``all_inputs`` are waited for and required; ``continues`` from
+    an earlier attempt's files; ``makes_folder`` itself."""
 
     all_inputs: ClassVar[bool] = True
     continues: ClassVar[bool] = False

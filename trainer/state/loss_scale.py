@@ -11,10 +11,8 @@ LOWEST = 1.0
 
 @dataclass
 class LossScale:
-    """Halved when a step overflows, doubled after ``GROWTH_STEPS`` that did not (Micikevicius et al. 2018).
-
-    All ranks decide alike, because they see the same all-reduced norm. A scale that is not ``dynamic`` stays 1.
-    """
+    """Halves the scale when a step overflows, doubles it after ``GROWTH_STEPS`` that did not (Micikevicius et al. 2018). All ranks agree,
+    since they see the same norm. Without ``dynamic`` it stays 1."""
 
     dynamic: bool
     value: float = 1.0

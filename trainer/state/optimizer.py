@@ -26,10 +26,7 @@ def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
 
 
 def sum_partial(owned: Sequence[OptimizerShard], axes: dict[str, Group]) -> None:
-    """Sum gradients that are partial over an axis: one all-reduce per axis for all of them.
-
-    ``axes`` are the groups by the names that placements use. All ranks of a group own the same elements.
-    """
+    """Sums gradients that are partial over an axis: one all-reduce per axis for all. ``axes``: groups, of equal elements, by name."""
     for axis, group in axes.items():
         pieces = [piece.gradient for piece in owned if piece.record.partial(axis)]
         if pieces and group.size > 1:
@@ -98,8 +95,7 @@ class AdamW:
 
 
 def _parts(pieces: Sequence[OptimizerShard]) -> Iterator[list[tuple[Tensor, ...]]]:
-    """The states of all pieces at once; where moments are narrower than weights, and widened for the update, of ``WIDENED`` elements at a
-    time."""
+    """Updates all pieces at once, or ``WIDENED`` elements at a time where moments are narrower than weights."""
     states = [(p.weight, p.gradient, p.exp_avg, p.exp_avg_sq) for p in pieces]
     if pieces[0].exp_avg.dtype == pieces[0].weight.dtype:
         yield list(states)

@@ -55,8 +55,7 @@ class ParameterRecord:
 
 
 class ModelParameter:
-    """A parameter of this rank: its record, its tensor, and the ``units`` of the model (embedding, block, head) that compute with it,
-    each of which gives a gradient per micro-batch. Its bucket knows its place, and how many gradients have arrived in this step."""
+    """A parameter of this rank, and the ``units`` of the model (embedding, block, head) that compute with it, each with a gradient."""
 
     def __init__(self, record: ParameterRecord, tensor: nn.Parameter, unit: str):
         self.record, self.tensor, self.units = record, tensor, [unit]

@@ -181,10 +181,8 @@ class KubernetesBackend(Backend):
                 self._client.delete(SERVICES, handle["name"])
 
     def collect(self, job: Job, handle: Handle, remove: bool = True) -> None:
-        """Ends running pods, reads every log to its end, and removes the job's objects (but see ``cluster.keep``).
-
-        Raises ``BackendError`` while more of a log may come: nothing is removed before. Pods whose log cannot be read stay.
-        """
+        """Ends running pods, reads every log to its end, and removes the job's objects (but see ``cluster.keep``). Raises ``BackendError``,
+        and removes nothing, while more of a log may come."""
         if "refused" in handle:
             return
         name = handle["name"]

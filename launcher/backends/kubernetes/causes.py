@@ -99,10 +99,7 @@ def index_of(pod: Object) -> int:
 
 
 def container_of(pod: Object) -> Object:
-    """The state of the ranks' container: ``{"running" | "waiting" | "terminated": {...}}``, or empty.
-
-    Told by its name: a service mesh puts a container of its own into every pod, and statuses come in alphabetical order.
-    """
+    """Returns the state of the ranks' container, found by name, since a service mesh adds its own; ``{"running": {...}}``, or empty."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     own = next((status for status in statuses if status.get("name") == CONTAINER), statuses[0] if len(statuses) == 1 else {})
     return dict(own.get("state") or {})

@@ -92,8 +92,7 @@ class Client:
             pause = min(2 * pause, _PAUSE_AT_MOST)
 
     def reach(self, patience: float | None = None) -> None:
-        """Returns when the server answers, whatever it says: not every cluster lets everybody ask for its version, nor does a server that
-        has just started. ``Unreachable`` when it does not within ``patience`` seconds."""
+        """Returns when the server answers anything: the right to ask for its version may be missing. Raises ``Unreachable``."""
         with contextlib.suppress(ApiError):
             self.request("GET", "version", patience=patience)
 
@@ -214,8 +213,7 @@ class Client:
 
     @contextlib.contextmanager
     def _open(self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout: tuple[float, float]) -> Iterator[Any]:
-        """Yields the raw answer and closes it. Raises ``ApiError`` unless it is 2xx, ``Unreachable`` if the connection fails or breaks
-        off."""
+        """Yields the raw answer and closes it. Raises ``ApiError`` unless it is 2xx, ``Unreachable`` if the connection fails."""
         pairs = list((query or {}).items())
         parts = self._api.param_serialize(method, f"/{path}", query_params=pairs, body=body, auth_settings=["BearerToken"])
         _, url, headers, content, _ = parts

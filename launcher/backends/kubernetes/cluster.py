@@ -174,8 +174,8 @@ def locate_in_pods(data: DataConfig, cluster: KubernetesCluster) -> tuple[DataCo
 
 
 def check_mounted(cluster: KubernetesCluster, folders: Mapping[str, str], written: str = "sweep.dir") -> None:
-    """Raises ``ConfigError`` for the first of ``folders``, by its key, that pods do not see under its local name, or cannot write to if it
-    is ``written``."""
+    """Raises ``ConfigError`` for the first of ``folders``, by key, that pods do not see by its local name, or cannot write if it is
+    ``written``."""
     for name, folder in folders.items():
         volume = volume_on(folder, cluster.mounted)
         if volume is not None and name == written and not volume.writable:

@@ -243,8 +243,7 @@ class Node:
                 send(name, path)
 
     def write_termination_message(self) -> None:
-        """Writes the message for the pod's status, read when its log is out of reach: the result without its series, or the first
-        failure."""
+        """Writes the message of the pod's status, for when its log is lost: the result without its series, or the first failure."""
         result = [os.path.join(self.out, RESULT)]
         failures = sorted(glob.glob(os.path.join(glob.escape(self.out), FAILURE.format(rank="*"))))
         path = next((path for path in result + failures if current(path, self.attempt)), None)

@@ -87,10 +87,8 @@ def explain_refusal(message: str, namespace: str) -> str:
 
 
 def dropped(sent: Any, stored: Any, where: str = "") -> list[str]:
-    """Returns paths that were sent and are not in the stored object: an old server drops unknown fields and answers 201.
-
-    Values may differ (normalised, defaulted, rewritten by webhooks); empty ones may be missing.
-    """
+    """Returns sent paths that the stored object lacks: an old server drops unknown fields and answers 201. Ignores values and empty
+    fields."""
     if isinstance(sent, dict):
         if not isinstance(stored, dict):
             return [where] if sent else []

@@ -24,10 +24,7 @@ _LONGEST = 63
 
 
 def launcher_name(pipeline: str, folder: str) -> str:
-    """Returns the stable, unique name of the Job that runs ``pipeline`` in ``folder`` (``sweep.dir``). Pure.
-
-    The digest distinguishes names that are equal as DNS labels (RFC 1123: small letters, digits and '-').
-    """
+    """Returns the stable, unique Job name of ``pipeline`` in ``folder``; the digest distinguishes names that are equal as DNS labels."""
     suffix = digest([pipeline, os.path.normpath(folder)])
     readable = re.sub(r"[^a-z0-9]+", "-", f"trireme-run-{pipeline.lower()}")[: _LONGEST - len(suffix) - 1]
     return f"{readable.rstrip('-')}-{suffix}"

@@ -352,10 +352,7 @@ def ranks_of(pod: Object) -> range:
 
 
 def follow_pod(client: Client, pod: str, over: Callable[[], bool]) -> Iterator[tuple[int, bytes]]:
-    """Time (in nanoseconds) and text of a pod's log lines, until its process is ``over``.
-
-    Goes on from where it was when a stream breaks off, or the server or the pod's node cannot be asked for a while.
-    """
+    """Yields time (nanoseconds) and text of a pod's log lines, until its process is ``over``; resumes broken streams."""
     seen = 0
     while True:
         last = over()  # asked before reading, so that nothing written before the end is missed
@@ -395,8 +392,8 @@ def together(streams: Sequence[Iterator[tuple[int, bytes]]]) -> Iterator[tuple[i
 
 
 def _read_pod(client: Client, pod: str, after: int, follow: bool) -> Iterator[tuple[int, bytes]]:
-    """Yields lines younger than ``after``; a kubelet's own messages have time 0. Raises ``BackendError`` if it breaks off, ``ApiError``
-    without a log."""
+    """Yields lines younger than ``after``; a kubelet's own have time 0. Raises ``BackendError`` if it breaks off, ``ApiError`` without a
+    log."""
     since = datetime.fromtimestamp(after // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if after else None
     for line in client.log(pod, CONTAINER, since, follow):
         stamp, _, text = line.partition(b" ")

@@ -102,8 +102,7 @@ def service(job: Job, cluster: KubernetesCluster) -> Manifest:
 
 
 def config_map(job: Job, cluster: KubernetesCluster, config: str) -> Manifest:
-    """Returns the content of the pods' ConfigMap: the resolved run, the trainer's code, and the programs that start it. No file system is
-    shared."""
+    """Returns the content of the pods' ConfigMap: the resolved run, the trainer's code, and the programs that start it."""
     _refuse_secrets(config)
     files = {CONFIG: config, **{program.name: program.read_text() for program in PROGRAMS}}
     code = {"binaryData": {"trainer.tar.gz": _code().archive}} if cluster.code == "snapshot" else {}
@@ -153,8 +152,7 @@ def pod_template(job: Job, cluster: KubernetesCluster, host0: str, index_variabl
 
 
 def launcher_job(name: str, words: Sequence[str], cluster: KubernetesCluster, image: str) -> Manifest:
-    """Returns a Job that runs ``trireme`` with ``words`` in the cluster, as the service account ``launcher`` of
-    deploy/kubernetes/rbac.yaml, on the volumes of its pods. If evicted, it is started again and resumes."""
+    """Returns a restartable Job that runs ``trireme`` with ``words`` as the service account of deploy/kubernetes/rbac.yaml."""
     volumes = _given_volumes(cluster)
     if all(mount["mountPath"].rstrip("/") != "/tmp" for _, mount in volumes):
         volumes.append(({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}))
@@ -335,8 +333,7 @@ def _placement(job: Job, cluster: KubernetesCluster) -> Manifest:
 
 
 def _affinity(job: Job, cluster: KubernetesCluster) -> Manifest:
-    """The site's affinity and ours: each pod on a node of its own; with a topology and no queue to see to it, all in one domain, by wish or
-    demand; and no bad nodes."""
+    """Returns the site's affinity with ours: one pod per node, one domain of the topology (unless a queue sees to it), no bad nodes."""
     affinity = _given_affinity(cluster)
     if cluster.topology is not None and cluster.queue is None:
         affinity = _together(affinity, job, cluster.topology, cluster.topology_required)
@@ -383,8 +380,7 @@ def _together(affinity: Manifest, job: Job, topology: str, required: bool) -> Ma
 
 
 def _avoiding(affinity: Manifest, nodes: Sequence[str]) -> Manifest:
-    """A preference, not a demand: where not enough other nodes are free, a node that may be bad is better than none, and once it is the
-    only one left the scheduler may take it without another submission."""
+    """Prefers other nodes without requiring them: a possibly bad node is better than none."""
     others = {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}]}
     return _also(affinity, "nodeAffinity", _PREFERRED, {"weight": 100, "preference": others})
 

@@ -49,8 +49,8 @@ _LONGEST = 60
 
 
 def patched(kind: str, manifest: Manifest, patch: Mapping[str, Any], labels: Sequence[str]) -> Manifest:
-    """``manifest``, an object of ``kind`` or the template of pods, with ``patch`` laid over it. ``labels`` are the launcher's own.
-    ``ConfigError`` where the object could not be created, or not be found again."""
+    """Returns ``manifest`` of ``kind`` with ``patch`` applied. Raises ``ConfigError`` if the object would be invalid or not be found
+    again."""
     changed: Manifest = merge(manifest, patch)
     for path in _lost(manifest, changed, labels):
         place, value = _culprit(patch, path)

@@ -133,10 +133,7 @@ def _order(cause: Cause) -> tuple[int, bool, float]:
 
 
 def _blame(cause: Cause, causes: Sequence[Cause]) -> Cause:
-    """``cause``, unless it followed from the deletion of another pod, which is told before it.
-
-    When somebody deletes a pod, its peers fail or stop before it has ended itself.
-    """
+    """Returns ``cause``, unless another pod's deletion, listed before it, led to it: peers of a deleted pod fail before it has ended."""
     first = min((c for c in causes if c.deleted is not None), key=lambda c: c.deleted or 0.0, default=None)
     if first is None or first is cause or cause.weight == OWN or (first.deleted or 0.0) > (cause.ended or math.inf):
         return cause

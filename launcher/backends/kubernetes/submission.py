@@ -45,15 +45,12 @@ class Submission:
             raise
 
     def await_end(self, name: str) -> None:
-        """Returns when no pod of the job runs any more. A lost node never confirms the end of its pods: they are deleted by force in the
-        end."""
+        """Returns when no pod of the job runs any more; deletes by force pods on a lost node, which never confirms their end."""
         self._end(f"{JOB}={name}", lambda _: True)
 
     def rehearse(self, objects: Sequence[Manifest], doing: str = "submit") -> list[str]:
-        """Asks the server for a dry run of ``objects`` and returns its answers, a line each.
-
-        Raises ``ConfigError`` for objects that it would refuse, or fields that it would drop.
-        """
+        """Asks the server for a dry run and returns its answers, a line each. Raises ``ConfigError`` if it would refuse objects or drop
+        fields."""
         return [self._rehearse(manifest, f"{manifest['kind']} {manifest['metadata']['name']}", doing) for manifest in objects]
 
     def _rehearse(self, manifest: Manifest, what: str, doing: str) -> str:
@@ -96,8 +93,8 @@ class Submission:
             self._client.merge(SERVICES, root, {"metadata": {"ownerReferences": [owner]}})
 
     def _child(self, manifest: Manifest, owner: Manifest) -> Manifest:
-        """Creates one object under the root and returns the server's copy. An existing one is ours if the root owns it; one of a former
-        root is being deleted."""
+        """Creates one object under the root; returns the server's copy. Adopts an existing one of this root, waits for a former root's
+        to go."""
         head = {**manifest["metadata"], "ownerReferences": [owner]}
         path, name = self._path(manifest), head["name"]
         deadline = time.monotonic() + self._end_seconds
@@ -114,10 +111,8 @@ class Submission:
             self._wait(deadline, f"{manifest['kind']} {name} of an earlier run to go away")
 
     def _unforgotten(self, sent: Manifest, stored: Manifest) -> Manifest:
-        """Returns ``stored`` if it has every field that the run depends on; warns of lost clean-up fields.
-
-        A server that is too old drops, for example, completionMode, and every pod would be rank 0: ``ConfigError``.
-        """
+        """Returns ``stored`` if it has every needed field. Raises ``ConfigError`` otherwise: without completionMode, every pod would be
+        rank 0."""
         lost = [path for path in dropped(sent, stored) if not path.startswith("metadata")]
         if _TIME_TO_LIVE in lost:
             lost.remove(_TIME_TO_LIVE)

@@ -299,8 +299,7 @@ _AMBIGUOUS = re.compile(
       | y|n|yes|no|on|off|true|false|null|~""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""One-line text that YAML 1.1, YAML 1.2 or the parser of Kubernetes (gopkg.in/yaml.v2, resolve.go) could take for something else, if it is
-not quoted. PyYAML knows fewer forms than they: neither ``y`` nor ``1e3``, ``0o17`` or ``12345678e901``, which an id may look like."""
+"""Text that YAML 1.1, YAML 1.2 or Kubernetes' parser (gopkg.in/yaml.v2, resolve.go) would read as another type, such as an id ``1e3``."""
 
 
 def _style(text: str) -> str | None:

@@ -59,11 +59,7 @@ class _Running:
 
 
 class LocalBackend(Backend):
-    """Processes of this machine, which end with the launcher.
-
-    A handle holds the process ids of the ranks and when they were started, so that another launcher, or ``trireme logs -f``,
-    can tell whether they still run.
-    """
+    """Runs processes of this machine, which end with the launcher. Handles hold their ids and start times, so that others can find them."""
 
     poll_seconds = 0.1
     outlives_launcher = False
@@ -209,8 +205,7 @@ def _judge(running: _Running) -> tuple[Status, Reason | None, str]:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed for lack of memory, those over the limit of a control group included; 0 where it does not say.
-    Only a difference between two calls means something."""
+    """Counts processes that the kernel has killed for lack of memory, control groups included; only differences are meaningful."""
     with suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
@@ -227,8 +222,7 @@ def _free_slots(count: int, taken: set[int]) -> list[int]:
 
 
 def _devices(slots: list[int], given: Mapping[str, str]) -> dict[str, str]:
-    """Trials that run at once see different GPUs, among those that ``cluster.env`` has ``given``, else those that the launcher itself may
-    see."""
+    """Gives concurrent trials different GPUs, among those that ``cluster.env`` has ``given``, else the launcher's."""
     visible = given.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     names = [name for name in visible.split(",") if name] or [str(slot) for slot in range(max(slots) + 1)]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[slot] for slot in slots if slot < len(names))}

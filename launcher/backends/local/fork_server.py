@@ -47,8 +47,7 @@ class ForkServerClient:
         self._buffer = b""
 
     def start(self, key: str, request: dict[str, Any], timeout: float = 120.0) -> RankGroup:
-        """Forks the ranks of ``request`` (the protocol is that of ``trainer/fork_server.py``) and returns once their process ids are
-        known."""
+        """Forks the ranks of ``request`` (protocol: ``trainer/fork_server.py``) and returns once their process ids are known."""
         group = self.groups[key] = RankGroup()
         self._send({"start": key, **request})
         deadline = time.monotonic() + timeout

@@ -179,8 +179,8 @@ class SlurmBackend(Backend):
 
 
 def _try_in_vain(client: Client, script: str, environment: Mapping[str, str]) -> str | None:
-    """Submits an empty job with the script's options for another day and cancels it: ``--test-only`` also refuses while nodes are down or
-    busy, sbatch does not. Cancels by name: sbatch's output may lack an id."""
+    """Submits an empty job with the script's options for another day, and cancels it by name: unlike ``--test-only``, busy nodes do not
+    matter."""
     empty, name = script.partition("\n\n")[0] + "\nexit\n", f"trireme-test-{uuid.uuid4().hex[:8]}"
     try:
         client.output("sbatch", "--begin=now+1day", "--parsable", f"--job-name={name}", text=empty, environment=environment)

@@ -36,8 +36,7 @@ _OF_AN_OUTER_JOB = re.compile(
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns ``environment`` without variables of an outer job or the user's defaults: a launcher may itself run in a job. Keeps the
-    server's address and credentials (SLURM_CONF, SLURM_JWT)."""
+    """Returns ``environment`` without variables of an outer job or the user's defaults, but with the server's (SLURM_CONF, SLURM_JWT)."""
     return {name: value for name, value in environment.items() if reaches_a_job(name)}
 
 
@@ -129,8 +128,7 @@ class Client:
                 self.patiently(partial(self.output, "scancel", *words[start : start + _WORDS_OF_ONE_COMMAND]))
 
     def patiently(self, ask: Callable[[], T]) -> T:
-        """Repeats ``ask()`` while Slurm is silent, with growing pauses. Raises ``BackendError`` if that lasts or nobody waits any more,
-        ``Full`` at once: a full queue answers."""
+        """Repeats ``ask()`` while Slurm is silent. Raises ``BackendError`` if that lasts or nobody waits any more, ``Full`` at once."""
         pause, begin = 1.0, time.monotonic()
         while True:
             try:

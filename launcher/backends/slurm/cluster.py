@@ -136,8 +136,7 @@ _NO_LIMIT = ("UNLIMITED", "INFINITE")
 
 
 def seconds_of(time: str) -> float:
-    """Seconds of a time limit as sbatch reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite for UNLIMITED. ``ConfigError`` for
-    anything else."""
+    """Returns seconds of M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite for UNLIMITED. Raises ``ConfigError`` for anything else."""
     if str(time).upper() in _NO_LIMIT:
         return math.inf
     found = next((match for form in (_MINUTES, _HOURS, _DAYS) if (match := form.fullmatch(str(time)))), None)

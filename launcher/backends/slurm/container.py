@@ -24,8 +24,8 @@ class Wrapping:
 
 
 def wrapping(cluster: SlurmCluster, mounts: Sequence[Mount], names: Sequence[str]) -> Wrapping:
-    """A container with ``mounts``. The job's values of the variables ``names`` win over the image's: pyxis is told so here, for Apptainer
-    the job's script exports them under names of its own."""
+    """Returns a container with ``mounts``, in which the job's values of ``names`` win over the image's (for Apptainer, the script exports
+    them)."""
     container = cluster.container
     image = container.image or ""
     match cluster.container_runtime:

@@ -215,10 +215,7 @@ _ABSENT = (
 
 
 def absent(lines: Iterable[str], cluster: SlurmCluster) -> str | None:
-    """Returns one line for the first of ``lines`` that tells why Python could not begin, or None.
-
-    ``lines`` are the last ones of the ranks' logs and the script's: earlier ones may be warnings.
-    """
+    """Returns why Python could not begin, from the first of the logs' last ``lines`` that tells, or None; earlier lines may be warnings."""
     inside = cluster.in_container
     python = f"{cluster.interpreter} " + (f"of the image {cluster.container.image}" if inside else "of the nodes")
     for line in lines:

@@ -76,8 +76,8 @@ def bundle_mounts(container: ContainerConfig) -> list[Mount]:
 
 
 def host_paths(config: Mapping[str, Any] | None, directory: Path, code: Path | None, mounts: Sequence[Mount] = ()) -> list[HostPath]:
-    """Every path of the host that the ranks of a run read or write. ``config`` is the run's; ``directory`` the trial's; ``code`` the
-    snapshot's. A corpus and checkpoints may be named as ``mounts`` bring them in; the other two are named as the launcher sees them."""
+    """Lists host paths that a run's ranks read or write; corpus and checkpoints as ``mounts`` name them, the others as the launcher
+    does."""
     paths = [HostPath("sweep.dir", str(directory), str(directory), written=True)]
     if code is not None:
         paths.append(HostPath("sweep.dir", str(code), str(code)))

@@ -59,9 +59,7 @@ def directives(chosen: dict[str, str | None], cluster: SlurmCluster) -> list[str
 
 
 def quote(value: str, key: str) -> str:
-    """``value`` of the setting ``key`` as sbatch reads it back from an ``#SBATCH`` line.
-
-    Not shell quoting: backslashes count inside quotes of either kind."""
+    """Quotes ``value`` of ``key`` for an ``#SBATCH`` line. Not shell quoting: backslashes count inside quotes of either kind."""
     if not value.isprintable():
         raise ConfigError(f"{key}={value!r} holds a line break or control character, which no option of sbatch may")
     if _PLAIN.fullmatch(value):

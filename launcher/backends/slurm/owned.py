@@ -75,8 +75,7 @@ _SRUN_SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "o": "output",
 
 
 def check_extra(text: str, gres: bool) -> None:
-    """``ConfigError`` if ``text``, an entry of ``cluster.extra``, gives an option that is Trireme's. ``gres``: GPUs are asked for with
-    it."""
+    """Raises ``ConfigError`` if ``text`` of ``cluster.extra`` sets an option that is Trireme's. ``gres``: it requests the GPUs."""
     for name, value in _options(text, SBATCH, _SHORT):
         if name == "gres" and (gres or re.search(r"(^|,)(gres[:/])?gpu\b", value)):
             _refuse("extra", text, f"--gres for GPUs is Trireme's: {_GPUS}")

@@ -43,8 +43,7 @@ def job_script(plan: SlurmJobPlan) -> str:
 
 
 def array_script(name: str, jobs: Sequence[Job], after: str | None = None, as_array: bool = True) -> str:
-    """The script of an array of ``jobs``, which have equal options; or of one job that is in none, where a site has no arrays. ``after``: a
-    dependency on top of the configured one."""
+    """Returns the script of an array of ``jobs`` with equal options, or of a single job. ``after``: a further dependency."""
     plan = SlurmJobPlan(jobs[0])
     chosen, limit = options(plan), jobs[0].max_parallel
     array = f"0-{len(jobs) - 1}" + (f"%{limit}" if 0 < limit < len(jobs) else "")
@@ -84,11 +83,8 @@ def _rank(plan: SlurmJobPlan, suffix: str, module: str, words: Shell) -> list[st
 
 
 def _srun(plan: SlurmJobPlan, per_node: int, command: Sequence[Sequence[str]], wait: int = 30) -> str:
-    """``command``, given in lines, on all nodes; ``per_node`` times on each that is full, or once.
-
-    Tasks are ended ``wait`` seconds after the first one (0: never), and not at once when one fails: peers of a rank that stops or
-    fails may still be writing their checkpoint, or why they failed.
-    """
+    """Runs ``command`` on all nodes, ``per_node`` times on each full one, or once. Ends tasks ``wait`` seconds after the first (0: never),
+    since peers of a failed rank may still write their checkpoint or cause."""
     once, cluster = per_node < plan.per_node, plan.cluster
     size = [f"--nodes={plan.nodes}", f"--ntasks={plan.nodes if once else plan.job.world_size}", f"--ntasks-per-node={per_node}"]
     cpus = [f"--cpus-per-task={plan.per_node * (cluster.cpus or 1)}"] if once else []
@@ -133,8 +129,8 @@ def _template(name: str) -> Any:
 
 @cache
 def check_setup(lines: tuple[str, ...], key: str = "setup") -> None:
-    """Raises ``ConfigError`` with the line of ``cluster.KEY`` at which ``bash -n`` stops: an unclosed construct would swallow the rest of
-    the script. Runs nothing; without bash here, the nodes' own reports it."""
+    """Raises ``ConfigError`` with the line of ``cluster.KEY`` at which ``bash -n`` stops: an unclosed construct swallows the rest of the
+    script."""
     bash = shutil.which("bash")
     if not lines or bash is None:
         return

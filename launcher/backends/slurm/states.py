@@ -192,8 +192,7 @@ def read_queue(text: str) -> dict[str, Row]:
 
 
 def read_accounts(text: str) -> dict[str, Row]:
-    """Rows of ``sacct --duplicates --parsable2`` with ``ACCOUNT_FIELDS``, by job id: the last run of each, knowing how many were before.
-    ``Silent`` when no line is a row."""
+    """Returns rows of ``sacct --duplicates``, by job id: the last run of each, with the number before. Raises ``Silent`` without any."""
     rows: dict[str, Row] = {}
     for identifier, name, words, code, start, end, nodes, why in _cells("sacct", text, len(ACCOUNT_FIELDS)):
         job, _, step = identifier.partition(".")
@@ -211,8 +210,7 @@ def read_accounts(text: str) -> dict[str, Row]:
 
 
 def _cells(command: str, text: str, columns: int) -> list[list[str]]:
-    """The lines that are rows, in parts: a site may have its commands print others. ``Silent`` when none is: with nothing said of them,
-    jobs would be taken for lost."""
+    """Splits lines that are rows; a site's commands may print others. Raises ``Silent`` without rows: jobs would count as lost."""
     lines = [[part.strip() for part in line.split("|")[:columns]] for line in text.splitlines()]
     rows = [parts for parts in lines if len(parts) == columns and _IDENTIFIER.fullmatch(parts[0])]
     if text.strip() and not rows:

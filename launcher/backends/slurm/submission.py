@@ -50,11 +50,8 @@ _EARLIER_SECONDS = 60.0
 
 
 def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[[], bool]) -> subprocess.CompletedProcess[str]:
-    """Returns sbatch's answer to ``array.sh`` in ``folder``. Raises ``Silent`` if it still runs a while after it was ``given_up``, or hangs
-    and is killed: its lock would block everybody.
-
-    It runs in a session of its own: a Ctrl-C in the terminal would kill it and leave a job that nobody knows of.
-    """
+    """Returns sbatch's answer to ``array.sh`` in ``folder``. Raises ``Silent`` if it outlives ``given_up``, or hangs and is killed. It has
+    a session of its own: a Ctrl-C must not leave a job that nobody knows of."""
     command = ["flock", str(folder / "lock"), "sbatch", "--parsable", str(folder / "array.sh")]
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -89,11 +86,8 @@ class Submission:
         self._submitted: list[str] = []  # ids, in order
 
     def submit(self, requests: Sequence[Request], code: str) -> list[Handle]:
-        """Returns one handle for each request, in order; adopts earlier submissions. ``code`` names the code they run.
-
-        Waits while Slurm is silent. Raises ``ConfigError`` if it refuses, ``NoRoom`` if its queue is full; ``find`` returns arrays that
-        were accepted before.
-        """
+        """Returns one handle for each request, in order; adopts earlier submissions. Waits while Slurm is silent. Raises ``ConfigError`` if
+        it refuses, ``NoRoom`` if its queue is full; ``find`` returns arrays that were accepted before."""
         handles = self.find([request.job for request in requests])
         fresh = [request for request in requests if request.job.name not in handles]
         for group in equal(fresh, lambda request: request.job):
@@ -148,8 +142,7 @@ class Submission:
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
     def _sbatch(self, folder: Path, job: Job) -> str:
-        """Returns Slurm's id. Raises ``Refused`` only for a plain no: any other answer may hide a job, and ``_known`` asks for it. Raises
-        ``BackendError`` if sbatch ended well without a job."""
+        """Returns Slurm's id. Raises ``Refused`` for a plain no alone: other answers may hide a job, for which ``_known`` asks."""
         environment = submission_environment(os.environ, options(SlurmJobPlan(job)))
         done = submit_script(folder, environment, lambda: self.client.hurried)
         if done.returncode < 0 or done.returncode > 128:  # flock returns 128 and the number of the signal

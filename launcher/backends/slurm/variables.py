@@ -57,8 +57,8 @@ def check_inherited(cluster: SlurmCluster) -> None:
 
 
 def names_in(file: str) -> list[str]:
-    """Returns the variables' names in ``file``, whose lines are NAME=value, empty, or begin with ``#``. Raises ``ConfigError`` if it is
-    unreadable, readable by others, or malformed; never repeats a value."""
+    """Returns names of NAME=value lines in ``file``. Raises ``ConfigError`` if it is unreadable, public or malformed; never repeats a
+    value."""
     path = Path(file).expanduser()
     try:
         shared, lines = path.stat().st_mode & 0o077, path.read_bytes().decode().split("\n")
