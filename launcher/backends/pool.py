@@ -56,7 +56,8 @@ class Backends:
     def _key(self, cluster: ClusterConfig) -> str:
         known = self._keys.get(id(cluster))
         if known is None or known[0] is not cluster:
-            known = self._keys[id(cluster)] = cluster, _content(cluster)
+            content = {name: value for name, value in to_dict(cluster).items() if name not in _OF_A_TRIAL}
+            known = self._keys[id(cluster)] = cluster, json.dumps(content, sort_keys=True)
         return known[1]
 
     def __enter__(self) -> Backends:
@@ -65,8 +66,3 @@ class Backends:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         while self._open:
             self._open.popitem()[1].close()
-
-
-def _content(cluster: ClusterConfig) -> str:
-    content = {name: value for name, value in to_dict(cluster).items() if name not in _OF_A_TRIAL}
-    return json.dumps(content, sort_keys=True)

@@ -150,7 +150,7 @@ def rank(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def compared(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Returns them with ``loss_gap`` and ``other_model`` from the losses of the first common steps: peers differ by rounding, so the median is right."""
+    """Returns them with ``loss_gap`` and ``other_model``, against the median loss: peers differ by rounding alone."""
     everything, peers = list(measurements), defaultdict(list)
     for m in everything:
         if m.status is Status.DONE and m.losses:

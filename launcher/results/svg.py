@@ -17,7 +17,8 @@ Words = Callable[[float], str]
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
     """``<name a="..">children</name>``. Everything is escaped but ``Markup``; ``font_size`` is ``font-size``, ``class_`` is ``class``."""
-    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"' for key, value in attributes.items() if value is not None)
+    given = {key: number(value) if isinstance(value, float) else value for key, value in attributes.items() if value is not None}
+    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in given.items())
     inner = "".join(escape(child) for child in children)
     return Markup(f"<{name}{written}>{inner}</{name}>" if inner else f"<{name}{written}/>")
 
@@ -108,7 +109,3 @@ def up_axis(scale: Scale, left: float, right: float, words: Words, about: int = 
     """Level grid lines from ``left`` to ``right``, a tick's ``words`` left of each."""
     marks = [line(left, scale(t), right, scale(t), "grid") for t in scale.ticks(about)]
     return element("g", *marks, *(text(left - 8, scale(t) + 4, words(t), "tick", "end") for t in scale.ticks(about)))
-
-
-def _value(value: object) -> Markup:
-    return escape(number(value) if isinstance(value, float) else value)

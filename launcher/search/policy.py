@@ -158,7 +158,11 @@ class Policy:
             if trials := self._best_of(np.where(self.untried, gain, 0.0), count):
                 return trials
         last = self._verification() or self._repetition()
-        return [last] if last else dataclasses.replace(stop, reason=self._settled(stop.doubt))
+        if last:
+            return [last]
+        tolerance = percent(self.settings.tolerance, digits=0)
+        why = f"no untried layout is likely to be faster by {tolerance} (probability {percent(stop.doubt)})"
+        return dataclasses.replace(stop, reason=why)
 
     @property
     def untried(self) -> np.ndarray:
@@ -195,10 +199,6 @@ class Policy:
             return Stop(reason)
         chances = self.chances(believed, fits)
         return Stop(reason, self.doubt(chances, fits), int(chances.argmax()) if chances.any() else None)
-
-    def _settled(self, doubt: float | None) -> str:
-        tolerance = percent(self.settings.tolerance, digits=0)
-        return f"no untried layout is likely to be faster by {tolerance} (probability {percent(doubt)})"
 
     def _best_of(self, worth: np.ndarray, count: int) -> list[SearchTrial]:
         order = np.argsort(-worth, kind="stable")[:count]

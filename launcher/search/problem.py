@@ -119,7 +119,8 @@ def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray
     and its batch. Micro-batches per replica stay; sharded states grow, so replicas are kept where memory is short."""
     table, full_fits = case.table, np.asarray(estimate(case).fits)
     small, step = table.copy(), np.zeros(len(table), dtype=int)
-    ladders = [ladder(int(t) * int(p), int(d), (int(a), int(b), int(c)), gpus_per_node) for t, p, d, a, b, c in _columns(table)]
+    rows = table[["tensor", "pipeline", "data", *SHARDED]].tolist()
+    ladders = [ladder(t * p, d, (a, b, c), gpus_per_node) for t, p, d, a, b, c in rows]
     undecided = np.ones(len(table), dtype=bool)
     while undecided.any():
         for i in np.flatnonzero(undecided):
@@ -137,10 +138,6 @@ def ladder(model_ranks: int, data: int, shards: tuple[int, int, int], gpus_per_n
     kept = [factor for factor in shards if factor < data]
     fewer = [d for d in divisors(data)[:-1] if d >= 2 and (model_ranks * d) % gpus_per_node == 0]
     return (*(d for d in fewer if all(d % factor == 0 for factor in kept)), data)
-
-
-def _columns(table: np.ndarray) -> list[tuple[Any, ...]]:
-    return list(zip(*(table[name] for name in ("tensor", "pipeline", "data", *SHARDED)), strict=True))
 
 
 def _resize(small: np.ndarray, table: np.ndarray, i: int, data: int) -> None:

@@ -37,7 +37,8 @@ class Settlement:
         record.started, record.nodes = job.started or record.started, job.nodes or record.nodes
         verdict, failures = _judge(record, job), failures_in(record.directory)
         if trial.stop is None and verdict.status is not Status.DONE:
-            trial.withdrawn = trial.withdrawn or _untimely(trial, verdict)
+            if verdict.reason is Reason.UPSTREAM and trial.needs and trial.lost is None:
+                trial.withdrawn = trial.withdrawn or "its dependency was retried"
             if trial.withdrawn:
                 self.submit_later(trial)
                 return
@@ -99,12 +100,6 @@ class Settlement:
         trial.withdrawn, trial.room_wanted = "", None
         self._state.save_and_tell(record)
         self._state.waiting = sorted([*self._state.waiting, trial], key=lambda t: t.position)
-
-
-def _untimely(trial: ActiveTrial, verdict: Verdict) -> str:
-    """Words for a job that its queue took away because one before it had failed, which was tried again since; empty for all others."""
-    due = verdict.reason is Reason.UPSTREAM and trial.needs and trial.lost is None
-    return "its dependency was retried" if due else ""
 
 
 def _stopped(stop: tuple[Reason, str], verdict: Verdict) -> Verdict:

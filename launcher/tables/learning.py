@@ -245,11 +245,10 @@ class Update:
             left = common / first
         else:
             left = max(float(np.diag(now).mean()) - common, 0.0) / max(float(np.diag(before).mean()) - first, 1e-9)
-        return {"common": float(np.sqrt(common)), "scale": self.sureness} | self._sized(float(np.sqrt(min(left, 1.0))))
-
-    def _sized(self, left: float) -> dict[str, float]:
-        parts = {name: max(left, self._untouched(name)) * getattr(self.before, name) for name in OF_PARTS}
-        return parts | {name: self.size * getattr(self.before, name) for name in ("layout", "rough")}
+        least = float(np.sqrt(min(left, 1.0)))
+        parts = {name: max(least, self._untouched(name)) * getattr(self.before, name) for name in OF_PARTS}
+        sized = {name: self.size * getattr(self.before, name) for name in ("layout", "rough")}
+        return {"common": float(np.sqrt(common)), "scale": self.sureness} | parts | sized
 
     def _untouched(self, name: str) -> float:
         """Returns the least remaining width ``name`` of time parts: with a small share of the runs' steps, layout errors hide theirs."""

@@ -61,7 +61,8 @@ class Lineage:
         params |= {name: str(value) for name, value in flatten(record.config.get("model", {}), "model.").items()}
         tags = {STAGE: stage.id, "owner": self._owner, "digest": made.digest, "kind": made.kind.value}
         name = f"{self._pipeline}-{stage.name}".replace(".", "-")
-        model = self._client.create_logged_model(self._experiment, name, run, tags | _source(stage), params, family)
+        tags |= {f"input.{source}": identity for source, identity in stage.inputs.items()}
+        model = self._client.create_logged_model(self._experiment, name, run, tags, params, family)
         newest = newest_checkpoint(Path(stage.folder))
         steps = None if newest is None else (read_json(newest / "manifest.json") or {}).get("step")
         self._client.log_outputs(run, [LoggedModelOutput(model.model_id, steps if isinstance(steps, int) else 0)])
@@ -88,10 +89,6 @@ class Lineage:
         query = f"tags.`{STAGE}` = '{stage}' and tags.owner = '{self._owner}'"
         found = self._client.search_logged_models([self._experiment], query, max_results=1)
         return None if not found else str(found[0].model_id)
-
-
-def _source(stage: StageRun) -> dict[str, str]:
-    return {f"input.{name}": identity for name, identity in stage.inputs.items()}
 
 
 def _dataset(stage: StageRun, name: str, folder: Path, found: Artifact) -> Any:

@@ -28,7 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.check:
             return _check(arguments.config)
-        done = _prepare(arguments.config, arguments.force)
+        make = _with_progress_bar if sys.stderr.isatty() else prepare
+        done = make(load(arguments.config).data, arguments.force)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code
@@ -51,12 +52,6 @@ def _check(config: str) -> int:
     run = load(config)
     open_dataset(run.data, run.model, run.run.seed)
     return 0
-
-
-def _prepare(config: str, force: bool) -> Prepared:
-    """With a progress bar on a terminal."""
-    data = load(config).data
-    return _with_progress_bar(data, force) if sys.stderr.isatty() else prepare(data, force)
 
 
 def _with_progress_bar(data: DataConfig, force: bool) -> Prepared:

@@ -11,7 +11,7 @@ from trainer.shared.records.named_tokens import named_tokens
 from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    pass
 
 
 class TextTokens:
@@ -34,7 +34,8 @@ class TextTokens:
         self.tokenizer.no_padding()
         self.vocab = vocab
         self.named = named_tokens([*weights, file.parent])
-        self.begin = _begin(self.tokenizer)
+        some = self.tokenizer.encode("a")
+        self.begin = list(itertools.compress(some.ids, itertools.takewhile(bool, some.special_tokens_mask)))
         special = [token for token, added in self.tokenizer.get_added_tokens_decoder().items() if added.special]
         ends = self.named.get("eos_token_id", special if len(special) == 1 else [])
         self.ends = tuple(ends) if isinstance(ends, list) else (ends,)
@@ -47,8 +48,3 @@ class TextTokens:
         """A text's tokens behind ``begin``, which it may spell out itself. What a tokenizer puts behind a text is left out: it goes on."""
         tokens = self.plain(text)
         return tokens if tokens[: len(self.begin)] == self.begin else self.begin + tokens
-
-
-def _begin(tokenizer: Tokenizer) -> list[int]:
-    some = tokenizer.encode("a")
-    return [token for token, _ in itertools.takewhile(lambda pair: pair[1], zip(some.ids, some.special_tokens_mask))]

@@ -8,7 +8,6 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +73,7 @@ class ActivationMeter:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Counts the tensors that are saved inside."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self.track, lambda tracked: tracked.tensor):
             yield
 
     def add(self, pointer: int, nbytes: int) -> None:
@@ -100,9 +99,3 @@ class ActivationMeter:
     def track(self, tensor: Tensor) -> TrackedTensor:
         """Counts a tensor that autograd does not know of, for the lifetime of the returned object."""
         return TrackedTensor(tensor, self)
-
-    def _pack(self, tensor: Tensor) -> Any:
-        return TrackedTensor(tensor, self)
-
-    def _unpack(self, tracked: TrackedTensor) -> Tensor:
-        return tracked.tensor

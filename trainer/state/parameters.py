@@ -101,7 +101,7 @@ def initial_value(record: ParameterRecord, seed: int) -> Tensor:
         return local
     rows = record.region[0]
     row_numel = math.prod(record.shape[1:])
-    flat = _normal(record.name, seed, rows[0] * row_numel, rows[1] * row_numel, math.prod(record.shape))
+    flat = torch.cat(list(_normal_blocks(record.name, seed, rows[0] * row_numel, rows[1] * row_numel, math.prod(record.shape))))
     rest = tuple(slice(start, stop) for start, stop in record.region[1:])
     inside.copy_(flat.view(rows[1] - rows[0], *record.shape[1:])[(slice(None), *rest)]).mul_(record.init.std)
     return local
@@ -117,12 +117,8 @@ def initial_part(record: ParameterRecord, seed: int, start: int, stop: int) -> T
     return initial_value(part, seed).flatten()[start - first * row : stop - first * row]
 
 
-def _normal(name: str, seed: int, start: int, stop: int, total: int) -> Tensor:
-    """Elements ``start`` to ``stop`` of the standard normal numbers that belong to (seed, name)."""
-    return torch.cat(list(_normal_blocks(name, seed, start, stop, total)))
-
-
 def _normal_blocks(name: str, seed: int, start: int, stop: int, total: int) -> Iterator[Tensor]:
+    """Elements ``start`` to ``stop`` of the standard normal numbers that belong to (seed, name)."""
     for block in range(start // BLOCK, math.ceil(stop / BLOCK)):
         first = block * BLOCK
         numbers = torch.randn(min(BLOCK, total - first), generator=torch.Generator().manual_seed(hash_of(seed, name, block)))

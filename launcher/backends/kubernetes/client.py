@@ -275,7 +275,8 @@ def _connect(cluster: KubernetesCluster) -> Any:
 
     settings = client.Configuration()
     try:
-        if _in_cluster(cluster):
+        named = cluster.kubeconfig or cluster.context or os.environ.get("KUBECONFIG")
+        if not named and "KUBERNETES_SERVICE_HOST" in os.environ and _TOKEN.exists():
             config.load_incluster_config(client_configuration=settings)
         else:
             config.load_kube_config(cluster.kubeconfig, cluster.context, settings, persist_config=False)
@@ -288,11 +289,6 @@ def _connect(cluster: KubernetesCluster) -> Any:
     settings.connection_pool_maxsize = _POOL
     settings.keep_alive = True  # a server that vanished is noticed while we wait for its words
     return client.ApiClient(settings)
-
-
-def _in_cluster(cluster: KubernetesCluster) -> bool:
-    named = cluster.kubeconfig or cluster.context or os.environ.get("KUBECONFIG")
-    return not named and "KUBERNETES_SERVICE_HOST" in os.environ and _TOKEN.exists()
 
 
 def _network_errors() -> tuple[type[BaseException], ...]:

@@ -135,7 +135,8 @@ class LocalBackend(Backend):
         job.log_path(0).parent.mkdir(parents=True, exist_ok=True)
         beside = [running for running in self._running.values() if not running.ended]
         port = _free_port(job, {running.port for running in beside})
-        slots = _free_slots(job.world_size, {slot for running in beside for slot in running.slots})
+        taken = {slot for running in beside for slot in running.slots}
+        slots = [slot for slot in range(job.world_size + len(taken)) if slot not in taken][: job.world_size]
         kills = oom_kills()
         request = {
             "config": str(job.config_path),
@@ -215,10 +216,6 @@ def oom_kills() -> int:
 def _environment(cluster: ClusterConfig) -> dict[str, str]:
     check_names("cluster.env", cluster.env, _OWN)
     return cluster.env | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-
-
-def _free_slots(count: int, taken: set[int]) -> list[int]:
-    return [slot for slot in range(count + len(taken)) if slot not in taken][:count]
 
 
 def _devices(slots: list[int], given: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
 def options(plan: SlurmJobPlan) -> dict[str, str | None]:
     """Options of sbatch without their dashes, None for those that take no value. Jobs with equal options can be one array."""
     job, cluster = plan.job, plan.cluster
+    named = f"trireme pipeline {job.sweep} stage {job.stage}" if job.stage else f"trireme sweep {job.sweep}"
     wanted: dict[str, str | int | None] = {
         "partition": cluster.partition,
         "account": cluster.account,
@@ -35,7 +36,7 @@ def options(plan: SlurmJobPlan) -> dict[str, str | None]:
         "switches": _switches(cluster),
         "dependency": _dependency(job, cluster),
         "kill-on-invalid-dep": "yes" if job.after else None,  # else a job behind a failed one is never started nor removed
-        "comment": cluster.comment if cluster.comment is not None else _comment(job),
+        "comment": cluster.comment if cluster.comment is not None else named,
         "mail-type": cluster.mail_type,
         "mail-user": cluster.mail_user,
         "signal": f"B:USR1@{_notice(cluster)}" if plan.saves else None,
@@ -72,10 +73,6 @@ def _dependency(job: Job, cluster: SlurmCluster) -> str | None:
     return (
         ",".join(filter(None, [cluster.dependency, ":".join(["afterany" if job.after_any else "afterok", *ids]) if ids else None])) or None
     )
-
-
-def _comment(job: Job) -> str:
-    return f"trireme pipeline {job.sweep} stage {job.stage}" if job.stage else f"trireme sweep {job.sweep}"
 
 
 def _gpus(per_node: int, cluster: SlurmCluster) -> dict[str, str]:

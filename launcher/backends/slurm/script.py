@@ -92,7 +92,8 @@ def _srun(plan: SlurmJobPlan, per_node: int, command: Sequence[Sequence[str]], w
     for text in cluster.srun_args:
         check_srun(text)
     lines = [["srun", *size, *cpus, *patience], plan.container.srun, cluster.srun_args, plan.container.command, *command]
-    return " \\\n  ".join(_text(line) for line in lines if line)
+    quoted = [[word if isinstance(word, Shell) else shlex.quote(word) for word in line] for line in lines if line]
+    return " \\\n  ".join(map(" ".join, quoted))
 
 
 def _torchrun(plan: SlurmJobPlan) -> list[str]:
@@ -104,10 +105,6 @@ def _torchrun(plan: SlurmJobPlan) -> list[str]:
     meeting = Shell('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID.$trireme_attempt"')
     size = [f"--nnodes={plan.nodes}", f"--nproc-per-node={plan.per_node}", "--max-restarts=0"]
     return [plan.cluster.interpreter, "-m", "torch.distributed.run", *size, "--rdzv-backend=c10d", meeting, "--no-python"]
-
-
-def _text(words: Sequence[str]) -> str:
-    return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)
 
 
 def _lines(key: str, lines: Sequence[str]) -> Sequence[str]:

@@ -166,7 +166,8 @@ class Submission:
             return None  # sbatch was never run
         with (folder / "lock").open() as lock:
             self._await(lock)
-        identifier = self._in_queue(folder.name) or self._in_accounts(folder.name)
+        queue = self.client.answer("squeue", "--noheader", "--states=all", f"--name={folder.name}", "--format=%F")
+        identifier = _first_id("squeue", queue) or self._in_accounts(folder.name)
         if identifier is not None:
             write_text(folder / "job_id", identifier)
         return identifier
@@ -181,9 +182,6 @@ class Submission:
             if time.monotonic() - begin > (_GRACE_SECONDS if self.client.hurried else _EARLIER_SECONDS):
                 raise Silent("an sbatch that an earlier start ran has not ended yet")
             time.sleep(_LOOK_SECONDS)
-
-    def _in_queue(self, name: str) -> str | None:
-        return _first_id("squeue", self.client.answer("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F"))
 
     def _in_accounts(self, name: str) -> str | None:
         if not self.client.accounts:
