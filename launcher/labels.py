@@ -27,7 +27,7 @@ def layout_label(layout: Mapping[str, Any]) -> str:
 
 def _sharding_words(layout: Mapping[str, Any]) -> list[str]:
     """The point of the sharding space by its common name, where it has one."""
-    sharding, data = layout.get("sharding") or {}, layout.get("data") or 1
+    sharding, data = layout.get("sharding") or {}, (layout.get("data") or 1) * layout.get("context", 1)
     factors = tuple(sharding.get(state, 1) for state in ("params", "grads", "optimizer"))
     if set(factors) == {1}:
         return []

@@ -12,11 +12,13 @@ from typing import Any
 
 from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile, TrainerProfile
+from trainer.shared.families.family import BASE
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.log_reader import check_patterns
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.read import flatten, to_dict
-from trainer.shared.run.rules import micro_batches, world_size_of
-from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, LayoutConfig, ShardingConfig, TuneConfig
+from trainer.shared.run.rules import micro_batches, resolve_model, shared_ranks, world_size_of
+from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, LayoutConfig, ModelConfig, ResolvedModelConfig, ShardingConfig, TuneConfig
 
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z_.0-9]*)\}")
 SHARDED = ("layout.sharding.params", "layout.sharding.grads", "layout.sharding.optimizer")
@@ -27,11 +29,17 @@ ELSE = "else"
 DERIVED = (
     *("ranks", "nodes", "ranks_per_node", "micro_batches", "layers_per_chunk", "sequences_per_replica"),
     *("tokens_per_step", "tokens_per_micro_batch", "vocab_without_end", ZERO),
+    *("even_heads", "window_before", "expert_width", "expert_blocks", "value_width", "query_groups"),
 )
 IMPLIED = {
-    "tokens_per_micro_batch": "layout.micro_batch",
-    "layers_per_chunk": "layout.virtual_pipeline",
-    "vocab_without_end": "model.vocab",
+    "tokens_per_micro_batch": ("layout.micro_batch",),
+    "layers_per_chunk": ("layout.virtual_pipeline",),
+    "vocab_without_end": ("model.vocab",),
+    "window_before": ("model.window",),
+    "expert_width": ("model.experts.ffn",),
+    "expert_blocks": ("model.experts.dense_layers", "model.experts.every"),
+    "value_width": ("model.latent.value",),
+    "query_groups": ("model.kv_heads",),
 }
 """Keys that derived names tell."""
 FREE = ("layout.data",)
@@ -102,6 +110,7 @@ def values_of(config: Config) -> dict[str, Any]:
         *(size, config.cluster.nodes, min(size, config.cluster.gpus_per_node), micro_batches(run)),
         *(run.model.layers // (layout.pipeline * layout.virtual_pipeline), batch // (layout.data or 1)),
         *(batch * run.model.seq, layout.micro_batch * run.model.seq, run.model.vocab - 1, zero_stage(layout)),
+        *_network(resolve_model(run.model)),
     )
     values |= dict(zip(DERIVED, derived, strict=True))
     values |= {"script": launch.script, "trainer": config.trainer.name} | ({"python": launch.python} if launch.python else {})
@@ -110,9 +119,22 @@ def values_of(config: Config) -> dict[str, Any]:
     return values
 
 
+def _network(model: ResolvedModelConfig) -> tuple[Any, ...]:
+    """Whether heads divide the hidden width evenly, positions before a query that it sees, inner width of an expert, which blocks have
+    experts (``all``, or a Python list of 0 and 1), width of a value, groups of queries that share keys (``none`` with latents)."""
+    experts = model.experts
+    has = [int(block >= experts.dense_layers and (block + 1) % experts.every == 0) for block in range(model.layers)]
+    runs = f"[0]*{experts.dense_layers}+[1]*{model.layers - experts.dense_layers}"
+    blocks = "all" if all(has) or not experts.count else runs if experts.every == 1 else str(has).replace(" ", "")
+    return (
+        *(model.query_width == model.hidden, None if model.window is None else model.window - 1, experts.ffn or model.ffn),
+        *(blocks, model.latent.value or model.head_width, "none" if model.latent.kv_rank else model.kv_heads),
+    )
+
+
 def zero_stage(layout: LayoutConfig) -> int | None:
-    """0 to 3 where each state is sharded over all replicas or not at all; None for other factors."""
-    data, sharding = layout.data or 1, layout.sharding
+    """0 to 3 where each state is sharded over all data x context ranks or not at all; None for other factors."""
+    data, sharding = shared_ranks(layout), layout.sharding
     stages = [(1, 1, 1), (1, 1, data), (1, data, data), (data, data, data)]
     factors = (sharding.params, sharding.grads, sharding.optimizer)
     return stages.index(factors) if factors in stages else None
@@ -132,7 +154,8 @@ def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
             found[str(choice.get("by"))] = _words(choice["values"])
     everything = json.dumps([launch.command, launch.arguments, launch.files, launch.environment, launch.options, launch.variables])
     for name in _PLACEHOLDER.findall(everything):
-        found.setdefault(IMPLIED.get(name, name), None)
+        for key in IMPLIED.get(name, (name,)):
+            found.setdefault(key, None)
     return found
 
 
@@ -155,12 +178,50 @@ def untold(config: Config) -> list[str]:
     decisive = {name: words for name, words in tune.items() if not of_all or name in ("tune.method", "tune.base")}
     decisive["data.kind"] = {"corpus", "synthetic"}  # of which every trainer has its own
     out = []
-    for name, value in flatten(config.train_config()).items():
+    values = flatten(dataclasses.replace(config.train_config(), model=resolve_model(config.model)))
+    decisive |= {name: {yaml_word(value)} for name, value in _plain(config.model, told).items()}
+    for name, value in values.items():
         allowed = told.get(name, decisive.get(name))
         if name.startswith("layout.") or value is None or allowed is None or yaml_word(value) in allowed:
             continue  # None: it follows from other keys, and is looked at once it is resolved
         out.append(f"{name}={yaml_word(value)}, only {listed(sorted(allowed))}")
-    return out
+    return out + _traits_untold(config.model, told)
+
+
+def _traits_untold(model: ModelConfig, told: Mapping[str, Any]) -> list[str]:
+    """What all models of a family have and no key says, where a profile tells the network but not its family."""
+    if "model.layers" not in told or "model.family" in told:
+        return []
+    family = FAMILIES[model.family]
+    found = {"a norm of the embedding": family.embedding_norm, "attention sinks": family.attention_sinks, "norms of 1 + weight": family.norm_offset}
+    return [f"model.family={model.family}, which has {name}" for name, there in found.items() if there and name not in told]
+
+
+CHOSEN = (
+    *BASE,
+    *("head_width", "window", "full_every", "score_cap", "logit_cap", "attention_scale", "embedding_scale", "residual_scale", "logit_scale"),
+    *("predicted_tokens", "rope", "experts", "latent"),
+)
+"""Keys by which models of one size differ."""
+
+
+def _plain(model: ModelConfig, told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a profile that tells the shape of a network must find at each key that it has no words for: the usual value of the family that
+    it is told, or else of all families. Keys of what a model has none of say nothing, nor does how its tokens spread over experts."""
+    if "model.layers" not in told:
+        return {}
+    usual = ModelConfig()
+    left = {name: getattr(usual, name) for name in CHOSEN}
+    if "model.family" not in told:
+        left |= {name: list(value) if isinstance(value, tuple) else value for name, value in BASE.items()}
+    plain = resolve_model(dataclasses.replace(model, **left))
+    absent = ["model.experts.imbalance"]
+    absent += ["model.experts."] * (not model.experts.count) + ["model.latent."] * (not model.latent.kv_rank)
+    absent += ["model.rope."] * (resolve_model(model).positions != "rotary")
+    there = ("model.experts.count", "model.latent.kv_rank")
+    values = flatten({"model": to_dict(plain)})
+    names = [name for name in values if name.split(".")[1] in CHOSEN and (name in there or not name.startswith(tuple(absent)))]
+    return {name: values[name] for name in names}
 
 
 def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
@@ -170,6 +231,8 @@ def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
     told = mentioned(trainer.launch)
     default = flatten({"layout": to_dict(LayoutConfig())})
     out = []
+    if not trainer.memory.whole_experts and layout.context * (layout.data or 1) % layout.expert:
+        told = told | {"layout.expert": {"1"}}
     for name, value in flatten({"layout": to_dict(_without_equal(layout))}).items():
         if name in FREE or (name in SHARDED and (name in told or ZERO in told)):
             continue
@@ -178,7 +241,8 @@ def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
             out.append(f"{name}={yaml_word(value)}")
     if ZERO in told and not set(SHARDED) & told.keys():
         stage, allowed = zero_stage(layout), told[ZERO]
-        if stage is None or (allowed is not None and str(stage) not in allowed):
+        shared = trainer.launch.shards_context and layout.context > 1 and stage == 0
+        if shared or stage is None or (allowed is not None and str(stage) not in allowed):
             out.append(f"layout.sharding={_factors(layout.sharding)}")
     return out
 

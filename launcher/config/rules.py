@@ -28,7 +28,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import as_text, to_dict
 from trainer.shared.run.rules import resolve as resolve_run
 from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import DataConfig, ModelConfig, RequestsConfig, TrainConfig
+from trainer.shared.run.schema import CommandConfig, DataConfig, ModelConfig, RequestsConfig, TrainConfig
 from trainer.shared.run.tuning import text_model
 
 TOLD_TOGETHER = 8
@@ -52,6 +52,8 @@ def settle(config: Config) -> Config:
     if run.run.peak_tflops is None:
         peak = config.cluster.hardware.peak_tflops.get(run.run.precision)
         run = dataclasses.replace(run, run=dataclasses.replace(run.run, peak_tflops=peak))
+    if not config.trainer.embedded:  # what only ours cannot do is no rule
+        run = dataclasses.replace(run, command=CommandConfig(trainer=config.trainer.name))
     run = resolve_run(run, config.cluster.world_size)
     return dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name not in GIVEN})
 

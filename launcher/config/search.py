@@ -16,6 +16,10 @@ class SpaceConfig:
     max_tensor: Optional[int] = key(None, "largest tensor degree; null = cluster.gpus_per_node", minimum=1)
     max_pipeline: Optional[int] = key(None, "largest pipeline degree; null = model.layers", minimum=1)
     max_virtual: Optional[int] = key(None, "most chunks per pipeline rank; null = model.layers / pipeline", minimum=1)
+    max_context: Optional[int] = key(
+        None, "largest context degree; null = powers of two that leave each rank 4,096 tokens of a sequence, if the trainer can be told", minimum=1
+    )
+    max_expert: Optional[int] = key(None, "largest expert degree; null = model.experts.count, if the trainer can be told", minimum=1)
     max_micro_batch: int = key(16, "largest micro-batch", minimum=1)
     schedules: list[str] = key(partial(list, ("1f1b", "interleaved", "zero_bubble")), "pipeline schedules (gpipe never beats 1f1b)", choices=SCHEDULES)
     recompute: list[str] = key(partial(list, RECOMPUTE), "recomputation of activations", choices=RECOMPUTE)

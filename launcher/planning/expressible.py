@@ -3,25 +3,31 @@ layout."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from launcher.config.command import FREE, SHARDED, ZERO, mentioned, yaml_word
+from launcher.config.search import SpaceConfig
 from launcher.config.trainer import TrainerProfile
 from launcher.cost.inputs.layouts import WORDS, to_table
 from launcher.planning.layout_filter import KEYS
 from launcher.planning.space import Space
 from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.rules import UNTRAINED_AXES, not_trained
 from trainer.shared.run.schema import LayoutConfig
+
+CUT_EXPERTS = "trainer: deals out experts to context and data ranks alone"
 
 
 def expressible(found: Space, trainer: TrainerProfile) -> Space:
     """``found`` without layouts that ``trainer`` has no words for; each counts for the first key that it lacks. ``ConfigError`` if none is
     left."""
     if not trainer.foreign:
-        return found
-    told = mentioned(trainer.launch)
+        return folding(found, trainer)
+    found, told = folding(found, trainer), mentioned(trainer.launch)
     default = to_table([LayoutConfig(data=1)])[0]
     table, dropped = found.table, dict(found.dropped)
     for name, key in KEYS.items():
@@ -33,6 +39,8 @@ def expressible(found: Space, trainer: TrainerProfile) -> Space:
     if ZERO in told and not set(SHARDED) & told.keys():
         stages, words = zero_stages(table), told[ZERO]
         able = stages >= 0 if words is None else np.isin(stages, [int(word) for word in words if word.isdigit()])
+        if trainer.launch.shards_context:
+            able &= (stages > 0) | (table["context"] == 1)
         table = _kept(table, able, "trainer: cannot be told layout.sharding", dropped)
     if not len(table):
         reasons = [reason for reason in dropped if reason.startswith("trainer: ")]
@@ -42,9 +50,37 @@ def expressible(found: Space, trainer: TrainerProfile) -> Space:
     return Space(table, dropped)
 
 
+def within_told(limits: SpaceConfig, trainer: TrainerProfile) -> SpaceConfig:
+    """``limits`` without the axes that ``trainer`` has no words for, so that they are not enumerated: context and experts. What a trainer
+    that is only predicted could be told, its profile says as well."""
+    told = set() if trainer.embedded else mentioned(trainer.launch).keys()
+    untold = {f"max_{name}": 1 for name in UNTRAINED_AXES if f"layout.{name}" not in told}
+    return dataclasses.replace(limits, **untold)
+
+
+def refuse_axes(trainer: TrainerProfile, wanted: Mapping[str, Sequence[Any]]) -> None:
+    """``ConfigError`` where a degree was asked for of an axis that ``trainer`` has no words for."""
+    limits = within_told(SpaceConfig(), trainer)
+    for name in UNTRAINED_AXES:
+        value = max(wanted.get(name, [1]))
+        if value > 1 and getattr(limits, f"max_{name}") == 1:
+            if trainer.embedded:
+                raise not_trained(name, value)
+            raise ConfigError(f"trainer={trainer.name} cannot be told layout.{name}={value}; use another layout, or add it to its profile")
+
+
+def folding(found: Space, trainer: TrainerProfile) -> Space:
+    """``found`` without layouts whose experts would need tensor ranks, where ``trainer`` cuts every expert over those."""
+    table, dropped = found.table, dict(found.dropped)
+    if not trainer.memory.whole_experts:
+        table = _kept(table, table["data"] * table["context"] % table["expert"] == 0, CUT_EXPERTS, dropped)
+    return Space(table, dropped)
+
+
 def zero_stages(table: np.ndarray) -> np.ndarray:
     """Per layout the stage of ZeRO over all replicas; -1 for other factors."""
-    params, grads, optimizer, data = (table[name] for name in ("params", "grads", "optimizer", "data"))
+    params, grads, optimizer = (table[name] for name in ("params", "grads", "optimizer"))
+    data = table["data"] * table["context"]
     shards = [optimizer, grads, params]
     whole = [(column == data) | (column == 1) for column in shards]
     ordered = whole[0] & whole[1] & whole[2]

@@ -54,9 +54,9 @@ def from_layout(layout: LayoutConfig, wanted: Mapping[str, list[Any]]) -> dict[s
 def widen_space(wanted: Mapping[str, list[Any]], limits: SpaceConfig) -> SpaceConfig:
     """``limits`` with what ``wanted`` names in place of their own values, so that what was asked for is looked at."""
     found: dict[str, Any] = {}
-    for limit, name in (("tensor", "tensor"), ("pipeline", "pipeline"), ("virtual", "virtual_pipeline"), ("micro_batch", "micro_batch")):
+    for name in ("tensor", "pipeline", "virtual_pipeline", "micro_batch", "context", "expert"):
         if name in wanted:
-            found[f"max_{limit}"] = max(wanted[name])
+            found[f"max_{name.removesuffix('_pipeline')}"] = max(wanted[name])
     if "schedule" in wanted:
         found["schedules"] = [SCHEDULES[code] for code in wanted["schedule"]]
     if "recompute" in wanted:

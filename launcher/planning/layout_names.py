@@ -42,7 +42,8 @@ def layout_of(name: str) -> LayoutConfig:
     data = values.get("data")
     if data is None:
         raise ConfigError(f"layout {name!r} has no data degree; a layout is written like 't8 p4 d16 mb1 sp zero-1'")
-    factors = (data if factor == "data" else factor for factor in sharding)
+    shared = data * values.get("context", 1)
+    factors = (shared if factor == "data" else factor for factor in sharding)
     return from_dict(LayoutConfig, values | {"sharding": dict(zip(("params", "grads", "optimizer"), factors))}, "layout.")
 
 

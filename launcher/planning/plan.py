@@ -21,7 +21,7 @@ from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.cost.recomputing import of_use, plain
 from launcher.cost.thresholds import CANNOT_FIT, FITS
 from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest, most_telling
-from launcher.planning.expressible import expressible
+from launcher.planning.expressible import expressible, refuse_axes, within_told
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
 from trainer.shared.run.errors import ConfigError, listed
@@ -116,8 +116,10 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     """
 
     check_precision(config)
+    refuse_axes(config.trainer, wanted or {})
 
     def within(limits: SpaceConfig) -> Space:
+        limits = within_told(limits, config.trainer)
         return expressible(space(config.model, config.cluster, config.run.global_batch, limits), config.trainer)
 
     found = narrowed(within(limits or config.search.space), wanted or {}, lambda: within(config.search.space))
@@ -172,7 +174,8 @@ def judge(table: np.ndarray, predicted: Estimate) -> np.ndarray:
     """A verdict per layout. What is at the edge of memory is never dominated, since nobody knows yet what dominates it fits."""
     verdict = np.where(predicted.fits >= FITS, IN, np.where(predicted.fits >= CANNOT_FIT, AT_EDGE, MEMORY))
     rows = np.flatnonzero(verdict == IN)
-    front = pareto(table["tensor"][rows] * 2**20 + table["pipeline"][rows], predicted.step_time[rows], predicted.memory_total[rows])
+    groups = (table["context"][rows].astype(np.int64) * 2**20 + table["tensor"][rows]) * 2**20 + table["pipeline"][rows]
+    front = pareto(groups, predicted.step_time[rows], predicted.memory_total[rows])
     verdict[rows[~front]] = DOMINATED
     return verdict
 

@@ -2,6 +2,12 @@
 
 The rules are those of ``trainer.shared.run.rules``, over columns instead of one run at a time (``violations``; a test compares the
 two on random points), plus two that spare the planner what cannot be better (``redundancies``).
+
+Context degrees that nobody asked for are powers of two, and leave each rank ``CONTEXT_TOKENS`` tokens of a sequence. Keys and values of
+the ring travel behind attention only where a rank has thousands of tokens (Liu et al. 2023, arXiv 2310.01889, section 3: a block must be
+longer than arithmetic rate over bandwidth), and thinner pieces make matrix products thin where another axis would not; so shorter ones
+are never the fastest, and without them a space of five axes is predicted in a second or two. ``search.space.max_context`` asks for every
+degree up to it.
 """
 
 from __future__ import annotations
@@ -24,18 +30,23 @@ from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ModelConfig
 
 RULES = (
     "heads: tensor does not divide heads, kv_heads or ffn",
+    "experts: expert does not divide the experts, or tensor the shared ones",
+    "context: 2 x context does not divide the sequence",
     "sequence: sequence parallelism does not divide the sequence",
     "layers: more stages than layers",
     "layers: stages do not divide the layers",
-    "ranks: tensor x pipeline does not divide the cluster",
+    "ranks: tensor x pipeline x context does not divide the cluster",
+    "fold: expert does not divide tensor x context x data",
     "schedule: interleaving needs a pipeline and more than one chunk, and they need interleaving",
     "batch: micro_batch x data does not divide the global batch",
-    "sharding: params, grads, optimizer, data do not each divide the next",
+    "sharding: params, grads, optimizer, data x context do not each divide the next",
 )
 REDUNDANT = (
     "node: a tensor group straddles nodes",
     "same: another layout of the space means the same run",
 )
+CONTEXT_TOKENS = 4096
+"""Tokens of a sequence below which another context rank is not looked at unless it is asked for."""
 INTERLEAVED, EQUAL, COST, FULL = SCHEDULES.index("interleaved"), BALANCES.index("equal"), BALANCES.index("cost"), RECOMPUTE.index("full")
 
 
@@ -75,17 +86,21 @@ def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_ba
     ``model`` is resolved. A ``data`` degree of 0 stands for "does not divide the cluster".
     """
     tensor, pipeline, virtual, data = (table[name] for name in ("tensor", "pipeline", "virtual_pipeline", "data"))
-    chunks = pipeline * virtual
+    context, expert, experts = table["context"], table["expert"], model.experts
+    chunks, shared = pipeline * virtual, np.maximum(data * context, 1)
     split = [getattr(model, name) % tensor != 0 for name in ("heads", "kv_heads", "ffn")]
     broken = [
         split[0] | split[1] | split[2],
-        table["sequence_parallel"] & (model.seq % tensor != 0),
+        ((expert > 1) & (experts.count == 0)) | (experts.count % expert != 0) | (bool(experts.count) & (experts.shared_ffn % tensor != 0)),
+        (context > 1) & (model.seq % (2 * context) != 0),
+        table["sequence_parallel"] & (model.seq // context % tensor != 0),
         chunks > model.layers,
         (model.layers % chunks != 0) & (table["balance"] == EQUAL),
-        (data < 1) | (tensor * pipeline * data > world_size),
+        (data < 1) | (tensor * pipeline * context * data > world_size),
+        tensor * shared % expert != 0,
         ((table["schedule"] == INTERLEAVED) != (virtual > 1)) | ((virtual > 1) & (pipeline == 1)),
         global_batch % np.maximum(table["micro_batch"] * data, 1) != 0,
-        (table["grads"] % table["params"] != 0) | (table["optimizer"] % table["grads"] != 0) | (data % table["optimizer"] != 0),
+        (table["grads"] % table["params"] != 0) | (table["optimizer"] % table["grads"] != 0) | (shared % table["optimizer"] != 0),
     ]
     return _first(broken)
 
@@ -116,7 +131,7 @@ def _first(broken: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig) -> np.ndarray:
-    """All combinations of tensor, pipeline, virtual pipeline, schedule and micro-batch, valid or not; nothing sharded or recomputed."""
+    """All combinations of the axes, schedule and micro-batch, valid or not; nothing sharded or recomputed."""
     world = cluster.world_size
     axes = {
         "tensor": [d for d in divisors(world) if d <= (limits.max_tensor or cluster.gpus_per_node)],
@@ -124,19 +139,28 @@ def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, li
         "virtual_pipeline": [d for d in divisors(model.layers) if d <= (limits.max_virtual or model.layers)],
         "schedule": [SCHEDULES.index(name) for name in limits.schedules],
         "micro_batch": [d for d in divisors(global_batch) if d <= limits.max_micro_batch],
+        "context": _contexts(model, world, limits.max_context),
+        "expert": [d for d in divisors(max(model.experts.count, 1)) if d <= (limits.max_expert or world)],
     }
     grid = np.meshgrid(*axes.values(), indexing="ij")
     table = np.zeros(grid[0].size, LAYOUT_DTYPE)
     for name, values in zip(axes, grid):
         table[name] = values.ravel()
-    for name in ("context", "expert", "recompute_every", "params", "grads", "optimizer"):
+    for name in ("recompute_every", "params", "grads", "optimizer"):
         table[name] = 1
     table["recompute_layers"] = -1
-    model_ranks = table["tensor"] * table["pipeline"]
+    model_ranks = table["tensor"] * table["pipeline"] * table["context"]
     table["data"] = np.where(world % model_ranks == 0, world // model_ranks, 0)
     uneven = (model.layers % table["pipeline"] != 0) & (table["virtual_pipeline"] == 1)
     table["balance"] = np.where(uneven, COST, EQUAL)
     return table
+
+
+def _contexts(model: ModelConfig, world: int, most: int | None) -> list[int]:
+    """Context degrees to look at: all up to ``most``, if it is given."""
+    if most is not None:
+        return [d for d in divisors(world) if d <= most]
+    return [d for d in divisors(world) if d == 1 or (d & (d - 1) == 0 and d * CONTEXT_TOKENS <= model.seq)]
 
 
 def _recomputes(limits: SpaceConfig) -> list[tuple[int, int]]:
@@ -158,8 +182,8 @@ def _crossed(table: np.ndarray, sequence_parallel: Sequence[bool], recomputes: S
 
 
 def _sharded(table: np.ndarray, gpus_per_node: int, levels: str) -> np.ndarray:
-    """Each layout with each allowed {params, grads, optimizer}; those of one replica group are made once."""
-    pairs, group = np.unique(np.stack([table["tensor"], table["data"]], axis=1), axis=0, return_inverse=True)
+    """Each layout with each allowed {params, grads, optimizer} over its data x context ranks; those of one such group are made once."""
+    pairs, group = np.unique(np.stack([table["tensor"], table["data"] * table["context"]], axis=1), axis=0, return_inverse=True)
     rows = []
     for index, (tensor, data) in enumerate(pairs.tolist()):
         members = table[group.ravel() == index]

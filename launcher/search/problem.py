@@ -22,6 +22,7 @@ from launcher.search.policy import Policy, Price, SearchTrial, Small
 from launcher.search.steps import expected_steps
 from launcher.search.surrogate import Candidates
 from trainer.shared.run.errors import ConfigError, divisors
+from trainer.shared.run.rules import world_size_of
 from trainer.shared.run.schema import LayoutConfig
 
 HOPELESSLY_SLOW = 3.0
@@ -43,7 +44,7 @@ class SearchProblem:
 
     def policy(self) -> Policy:
         """The search of these candidates, from its beginning."""
-        ranks = self.small_table["tensor"] * self.small_table["pipeline"] * self.small_table["data"]
+        ranks = np.prod([self.small_table[name] for name in ("tensor", "pipeline", "context", "data")], axis=0)
         start, one = self.config.search.start_s, self.small.parts.sum(axis=1)
         run = self.config.run
         steps = expected_steps(self.config.search, run.steps, run.warmup_steps)
@@ -60,7 +61,7 @@ class SearchProblem:
             return dataclasses.replace(self.config, layout=self.layout(trial.index), run=run)
         layout, batch = to_layout(self.small_table[trial.index]), int(self.small_batch[trial.index])
         per_node = self.config.cluster.gpus_per_node
-        nodes = -(-layout.tensor * layout.pipeline * (layout.data or 1) // per_node)
+        nodes = -(-world_size_of(layout) // per_node)
         cluster = dataclasses.replace(self.config.cluster, nodes=nodes)
         run = dataclasses.replace(run, global_batch=batch)
         return dataclasses.replace(self.config, layout=layout, run=run, cluster=cluster)
@@ -119,8 +120,12 @@ def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray
     and its batch. Micro-batches per replica stay; sharded states grow, so replicas are kept where memory is short."""
     table, full_fits = case.table, np.asarray(estimate(case).fits)
     small, step = table.copy(), np.zeros(len(table), dtype=int)
-    rows = table[["tensor", "pipeline", "data", *SHARDED]].tolist()
-    ladders = [ladder(t * p, d, (a, b, c), gpus_per_node) for t, p, d, a, b, c in rows]
+    folded = table["context"] * (table["tensor"] if case.trainer.memory.whole_experts else 1)
+    unit = table["expert"] // np.gcd(table["expert"], folded)  # replicas over which a set of experts is dealt out
+    rows = table[["tensor", "pipeline", "context", "data", *SHARDED]].tolist()
+    ladders = [
+        ladder(t * p * c, d, tuple(shards), gpus_per_node, c, u) for (t, p, c, d, *shards), u in zip(rows, unit.tolist(), strict=True)
+    ]
     undecided = np.ones(len(table), dtype=bool)
     while undecided.any():
         for i in np.flatnonzero(undecided):
@@ -133,15 +138,19 @@ def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray
 
 
 @cache
-def ladder(model_ranks: int, data: int, shards: tuple[int, int, int], gpus_per_node: int) -> tuple[int, ...]:
-    """Replicas that a trial may have, ascending, ``data`` last."""
-    kept = [factor for factor in shards if factor < data]
-    fewer = [d for d in divisors(data)[:-1] if d >= 2 and (model_ranks * d) % gpus_per_node == 0]
-    return (*(d for d in fewer if all(d % factor == 0 for factor in kept)), data)
+def ladder(
+    model_ranks: int, data: int, shards: tuple[int, ...], gpus_per_node: int, context: int = 1, unit: int = 1
+) -> tuple[int, ...]:
+    """Replicas that a trial may have, ascending, ``data`` last. States are sharded over data x ``context``; experts need a multiple of
+    ``unit`` replicas."""
+    kept = [factor for factor in shards if factor < data * context]
+    fewer = [d for d in divisors(data)[:-1] if d >= 2 and d % unit == 0 and (model_ranks * d) % gpus_per_node == 0]
+    return (*(d for d in fewer if all(d * context % factor == 0 for factor in kept)), data)
 
 
 def _resize(small: np.ndarray, table: np.ndarray, i: int, data: int) -> None:
-    whole = int(table["data"][i])
+    context = int(table["context"][i])
+    whole = int(table["data"][i]) * context
     small["data"][i] = data
     for name in SHARDED:
-        small[name][i] = data if table[name][i] == whole else table[name][i]
+        small[name][i] = data * context if table[name][i] == whole else table[name][i]

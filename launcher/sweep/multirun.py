@@ -28,6 +28,7 @@ from trainer.shared.parallel.mesh import Mesh
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import positive
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.rules import world_size_of
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -145,7 +146,7 @@ def _say_predictions(points: Sequence[Point]) -> None:
 
 def _say_grid(config: Config) -> None:
     """Prints which rank holds which part; ``--dry-run`` also prints large clusters."""
-    if config.layout.tensor * config.layout.pipeline * (config.layout.data or 1) <= 64:
+    if world_size_of(config.layout) <= 64:
         say(Mesh.of(config.layout).picture(config.cluster.gpus_per_node))
 
 

@@ -16,6 +16,7 @@ from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
 from trainer.shared.run.schema import (
     GATED,
+    ExpertsConfig,
     LayoutConfig,
     ModelConfig,
     ResolvedLayoutConfig,
@@ -36,6 +37,7 @@ def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
     """``config`` with every derived value, checked for ``world_size`` ranks."""
     check_model(config.model)
     model = resolve_model(config.model)
+    _check_trained(config)
     _check_split(model, config.layout)  # what the model forbids on any cluster is said before what this cluster cannot hold
     layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
     optimizer = _with(
@@ -78,6 +80,11 @@ def world_size_of(layout: LayoutConfig) -> int:
     return layout.tensor * layout.pipeline * layout.context * (layout.data or 1)
 
 
+def shared_ranks(layout: LayoutConfig) -> int:
+    """Returns how many ranks hold the same parameters of a resolved layout, and may share them out: data x context."""
+    return (layout.data or 1) * layout.context
+
+
 def micro_batches(config: TrainConfig) -> int:
     """Micro-batches that each replica runs per step: global_batch / (micro_batch x data)."""
     return config.run.global_batch // (config.layout.micro_batch * (config.layout.data or 1))
@@ -88,6 +95,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     check_model(config.model)
     if config.command is None and (name := untrained(config.model)) is not None:
         raise ConfigError(f"{name} can be planned but not trained here yet; use trainer=NAME of another trainer, or leave it out")
+    _check_trained(config)
     _check_split(config.model, config.layout)
     _check_world(config.layout, world_size)
     _check_schedule(config)
@@ -128,7 +136,7 @@ def _data_degree(layout: LayoutConfig, world_size: int) -> int:
         raise _too_many_ranks(layout, model_ranks, world_size)
     if world_size % model_ranks:
         raise ConfigError(
-            f"layout.tensor={layout.tensor} x layout.pipeline={layout.pipeline} = {model_ranks} ranks do not divide the cluster's "
+            f"{_model_axes(layout)} = {model_ranks} ranks do not divide the cluster's "
             f"{world_size}; change one of them, or set layout.data to use only part of the cluster"
         )
     return world_size // model_ranks
@@ -136,18 +144,44 @@ def _data_degree(layout: LayoutConfig, world_size: int) -> int:
 
 def _too_many_ranks(layout: LayoutConfig, needed: int, world_size: int) -> ConfigError:
     return ConfigError(
-        f"layout.tensor={layout.tensor} x layout.pipeline={layout.pipeline} x layout.data={layout.data or 1} needs {needed} ranks, "
+        f"{_model_axes(layout)} x layout.data={layout.data or 1} needs {needed} ranks, "
         f"but the cluster has {world_size}; lower one of them, or raise cluster.nodes or cluster.gpus_per_node"
     )
 
 
+def _model_axes(layout: LayoutConfig) -> str:
+    """The axes of one replica, as a message names them: context ranks where there are any."""
+    words = [f"layout.tensor={layout.tensor}", f"layout.pipeline={layout.pipeline}"]
+    return " x ".join(words + [f"layout.context={layout.context}"] * (layout.context > 1))
+
+
+UNTRAINED_AXES = ("context", "expert")
+"""Keys of a layout that our own trainer knows one value of."""
+
+
+def not_trained(name: str, value: int) -> ConfigError:
+    """Returns the refusal of a value of ``UNTRAINED_AXES`` for our own trainer: the same to whoever plans, searches or trains."""
+    return ConfigError(
+        f"layout.{name}={value} is not trained by trainer=trireme yet; use 1, or a trainer that 'trireme trainers' lists with it"
+    )
+
+
+def _check_trained(config: TrainConfig) -> None:
+    for name in UNTRAINED_AXES:
+        if config.command is None and (value := getattr(config.layout, name)) != 1:
+            raise not_trained(name, value)
+
+
 def _check_world(layout: LayoutConfig, world_size: int) -> None:
-    for name in ("context", "expert"):
-        if getattr(layout, name) != 1:
-            raise ConfigError(f"layout.{name}={getattr(layout, name)} can be planned but not trained yet; use 1")
     needed = world_size_of(layout)
     if needed > world_size:
         raise _too_many_ranks(layout, needed, world_size)
+    folded = layout.tensor * layout.context * (layout.data or 1)
+    if folded % layout.expert:
+        raise ConfigError(
+            f"layout.expert={layout.expert} does not divide the {folded} ranks of layout.tensor x layout.context x layout.data, to which "
+            f"experts are dealt out; use {listed(d for d in divisors(folded) if d <= 64)}"
+        )
 
 
 def check_model(given: ModelConfig) -> None:
@@ -225,9 +259,17 @@ def _check_split(model: ModelConfig, layout: LayoutConfig) -> None:
         if value % tensor:
             allowed = listed(d for d in divisors(value) if d <= 64)
             raise ConfigError(f"layout.tensor={tensor} does not divide model.{name}={value}; use {allowed}")
-    if layout.sequence_parallel and model.seq % tensor:
+    _check_expert_split(model.experts, layout)
+    if layout.context > 1 and model.seq % (2 * layout.context):
+        allowed = listed(d for d in divisors(model.seq) if d == 1 or (d <= 64 and model.seq % (2 * d) == 0))
         raise ConfigError(
-            f"layout.sequence_parallel shards model.seq={model.seq} over layout.tensor={tensor}, which does not divide it; "
+            f"layout.context={layout.context} cuts model.seq={model.seq} in two pieces for each rank, one near its start and one near its "
+            f"end, and {2 * layout.context} pieces do not divide it; use {allowed}, or change model.seq"
+        )
+    if layout.sequence_parallel and model.seq // layout.context % tensor:
+        whose = f"model.seq={model.seq}" + f" / layout.context={layout.context}" * (layout.context > 1)
+        raise ConfigError(
+            f"layout.sequence_parallel shards {whose} over layout.tensor={tensor}, which does not divide it; "
             "change model.seq or set layout.sequence_parallel=false"
         )
     if layout.stage_layers is not None:
@@ -247,6 +289,22 @@ def _check_split(model: ModelConfig, layout: LayoutConfig) -> None:
             f"layout.pipeline={layout.pipeline} x layout.virtual_pipeline={layout.virtual_pipeline} = {chunks} stages do not divide "
             f"model.layers={model.layers}; use {listed(d for d in divisors(model.layers) if d <= 64)} stages, layout.balance=cost, "
             "or give the split in layout.stage_layers"
+        )
+
+
+def _check_expert_split(experts: ExpertsConfig, layout: LayoutConfig) -> None:
+    if layout.expert > 1 and not experts.count:
+        raise ConfigError(
+            f"layout.expert={layout.expert} deals out the experts of a block, and the model has none (model.experts.count=0); use 1, or set "
+            "model.experts.count"
+        )
+    if experts.count % layout.expert:
+        allowed = listed(d for d in divisors(experts.count) if d <= 64)
+        raise ConfigError(f"layout.expert={layout.expert} does not divide model.experts.count={experts.count}; use {allowed}")
+    if experts.count and experts.shared_ffn % layout.tensor:
+        raise ConfigError(
+            f"layout.tensor={layout.tensor} does not divide model.experts.shared_ffn={experts.shared_ffn}; use "
+            f"{listed(d for d in divisors(experts.shared_ffn) if d <= 64)}"
         )
 
 
@@ -351,11 +409,12 @@ def _check_async_tensor(config: TrainConfig) -> None:
 
 
 def _check_sharding(layout: LayoutConfig) -> None:
-    sharding = layout.sharding
-    chain = [("params", sharding.params), ("grads", sharding.grads), ("optimizer", sharding.optimizer), ("", layout.data or 1)]
+    sharding, whole = layout.sharding, "layout.data" + " x layout.context" * (layout.context > 1)
+    replicas = shared_ranks(layout)
+    chain = [("params", sharding.params), ("grads", sharding.grads), ("optimizer", sharding.optimizer), ("", replicas)]
     for (name, value), (above, limit) in itertools.pairwise(chain):
         if limit % value:
-            upper = f"layout.sharding.{above}={limit}" if above else f"layout.data={limit}"
+            upper = f"layout.sharding.{above}={limit}" if above else f"{whole}={limit}"
             raise ConfigError(
                 f"layout.sharding.{name}={value} does not divide {upper} (each of params, grads, optimizer, data must divide the next); "
                 f"use {listed(divisors(limit))}"

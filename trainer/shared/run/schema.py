@@ -147,7 +147,7 @@ class ModelConfig:
 
 @dataclass
 class ShardingConfig:
-    """State sharding factors over the data-parallel ranks (ZeRO, AMSP): params <= grads <= optimizer <= data, each dividing the next.
+    """State sharding factors over data x context ranks (ZeRO, AMSP): params <= grads <= optimizer <= data, each dividing the next.
 
     (1,1,1) is plain data parallel, (1,1,d) ZeRO-1, (1,d,d) ZeRO-2, (d,d,d) ZeRO-3, equal and below d HSDP.
     """
@@ -164,9 +164,9 @@ class LayoutConfig:
     tensor: int = key(1, "tensor-parallel ranks", minimum=1, maximum=MOST)
     pipeline: int = key(1, "pipeline stages", minimum=1, maximum=MOST)
     virtual_pipeline: int = key(1, "model chunks per pipeline rank (interleaving)", minimum=1, maximum=MOST)
-    data: Optional[int] = key(None, "data-parallel replicas; null = world size / (tensor x pipeline)", minimum=1, maximum=MOST)
-    context: int = key(1, "context-parallel ranks (planned, not trained yet)", minimum=1, maximum=MOST)
-    expert: int = key(1, "expert-parallel ranks (planned, not trained yet)", minimum=1, maximum=MOST)
+    data: Optional[int] = key(None, "data-parallel replicas; null = world size / (tensor x pipeline x context)", minimum=1, maximum=MOST)
+    context: int = key(1, "context-parallel ranks, which share a sequence (other trainers; ours trains 1)", minimum=1, maximum=MOST)
+    expert: int = key(1, "expert-parallel ranks, among those of tensor, context and data (other trainers; ours trains 1)", minimum=1, maximum=MOST)
     micro_batch: int = key(1, "sequences in one micro-batch", minimum=1, maximum=MOST)
     schedule: str = key("1f1b", "pipeline schedule", choices=SCHEDULES)
     sequence_parallel: bool = key(False, "shard norms, dropout and residuals along the sequence over the tensor ranks")
