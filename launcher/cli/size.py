@@ -72,6 +72,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+SIZED = tuple(name for name, family in FAMILIES.items() if family.published is not None)
+"""Families of which the shapes of published models are known."""
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("trireme size", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_overrides(made, "hardware=NAME and other keys, in Hydra's grammar")
@@ -80,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tokens", type=float, help="tokens to train on, such as 300e9")
     made.add_argument("--compute-optimal", action="store_true", help="choose the tokens too: 20 per parameter (Chinchilla)")
     made.add_argument("--parameters", type=float, help="a model of this size, such as 20e9, instead of the largest that the days allow")
-    made.add_argument("--family", default=ModelConfig.family, choices=FAMILIES, help="architecture (default: %(default)s)")
+    made.add_argument("--family", default=ModelConfig.family, choices=SIZED, help="architecture (default: %(default)s)")
     made.add_argument("--vocab", type=int, help="vocabulary (default: the family's)")
     made.add_argument("--seq", type=int, help="sequence length (default: 2048)")
     made.add_argument("--tflops", type=float, help="TFLOP/s that a GPU executes, instead of the cost model's prediction")

@@ -31,7 +31,8 @@ from trainer.shared.run.schema import METHODS
 from trainer.shared.run.value_types import ValueType
 
 MODEL_FROM = "model.from"
-"""No key of a run, but words for all of ``model``: a folder in the Hugging Face layout. Other keys of ``model`` overrule it."""
+"""No key of a run, but words for all of ``model``: a folder in the Hugging Face layout, or its config.json. Other keys of ``model``
+overrule it."""
 
 
 @cache
@@ -166,10 +167,10 @@ def _check_method(names: Sequence[str]) -> None:
 
 
 def _described(text: str) -> list[str]:
-    """``model.from=FOLDER`` as the keys of the model that the folder's ``config.json`` describes."""
+    """``model.from=FOLDER`` as the keys of the model that the folder's ``config.json`` describes; of a file, those of the file."""
     path = Path(str(parse_override(text).value())).expanduser()
     try:
-        shape = read_model(path.parent if path.name == "config.json" else path)
+        shape = read_model(path)
     except ConfigError as error:
         raise ConfigError(f"{text}: {error}") from None
     return [f"model.{name}={json.dumps(value)}" for name, value in flatten(shape).items()]

@@ -39,7 +39,7 @@ def test_keys_beside_it_overrule_it_wherever_they_stand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"model_type": "mamba"}', "model_type='mamba' cannot be imported; use gpt2, llama or bloom"),
+        ('{"model_type": "mamba"}', "model_type='mamba' cannot be imported; use gpt2, llama, bloom, "),
         ('{"model_type": "llama"}', "config.json has no"),
         ("[]", "cannot read"),
         ("{", "cannot read"),

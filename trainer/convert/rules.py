@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.records.model_files import check_named
 from trainer.shared.run.schema import NORM_VECTORS, ResolvedModelConfig
 
 FORMS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
@@ -50,6 +51,7 @@ class Rule:
 
 def rules(model: ResolvedModelConfig) -> Iterator[Rule]:
     """The rule of every parameter of ``model``, in the order of the network, ends first."""
+    check_named(model.family)
     family = FAMILIES[model.family]
     hub = family.hub
     yield from _rules(model, hub.ends, "", hub.root)

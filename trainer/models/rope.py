@@ -51,7 +51,7 @@ def _llama3(rope: RopeConfig, width: int, theta: float, seq: int) -> Angles:
     def scaled(frequency: float) -> float:
         """Short waves stay, long ones are stretched by the factor, those between partly."""
         turns = rope.original * frequency / (2 * math.pi)  # type: ignore[operator]
-        share = min(max((turns - rope.low) / (rope.high - rope.low), 0.0), 1.0)
+        share = min(max((turns - rope.low) / (rope.high - rope.low or 1e-9), 0.0), 1.0)
         return (1 - share) * frequency / rope.factor + share * frequency
 
     return Angles(tuple(map(scaled, _plain(width, theta))))

@@ -42,6 +42,8 @@ class HubFormat:
     parts: tuple[Part, ...] = ()  # what is more than one key
     constants: Mapping[str, Any] = field(default_factory=dict)  # written; no other value is read
     expected: Mapping[str, Any] = field(default_factory=dict)  # likewise, but not written
+    absent: Mapping[str, Any] = field(default_factory=dict)  # values of keys that a file may leave out
+    further_types: tuple[str, ...] = ()  # model types of the same form
     root: str = "model."  # what names begin with, except in files of the model without its head
     ends: Mapping[str, str] = field(default_factory=dict)
     blocks: str = "layers"  # what stands before the number of a block

@@ -1,8 +1,10 @@
-"""Parts of a config.json that many families write alike and that are more than one key of the model: rotary positions, windows."""
+"""Parts of a config.json that several families write alike and that are more than one key of the model: rotary positions, windows,
+biases, experts, latents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +81,6 @@ def read_rope(config: Config, given: Config) -> dict[str, Any]:
 
 def _magnitude(rope: Config) -> float:
     """YaRN's factor of sines and cosines where a file gives its two scales (DeepSeek-V2)."""
-    import math
 
     def scaled(by: float) -> float:
         return 0.1 * by * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
@@ -105,11 +106,33 @@ ROPE = Part(
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
+def each_so_many_th(flags: Sequence[bool], name: str) -> int:
+    """k if each k-th block is flagged and no other one, 0 if none is. ``NotUnderstood``, with the name of the key, otherwise."""
+    every = flags.index(True) + 1 if True in flags else 0
+    if list(flags) != [bool(every) and (i + 1) % every == 0 for i in range(len(flags))]:
+        raise NotUnderstood(f"{name}, which flags blocks other than each so many-th one,")
+    return every
+
+
+def whole(config: Config, name: str, default: int = 0) -> int:
+    """The whole number of a key, 0 or more; ``default`` where there is none. ``NotUnderstood`` if it is something else."""
+    value = default if config.get(name) is None else config[name]
+    if type(value) is not int or value < 0:
+        raise NotUnderstood(f"{name}={value!r}")
+    return value
+
+
 def read_window(config: Config, given: Config) -> dict[str, Any]:
     """Windows of attention: ``sliding_window`` in the blocks that ``layer_types`` names, or in all."""
     window, types = config.get("sliding_window"), config.get("layer_types")
-    if not window or config.get("use_sliding_window") is False or (types is not None and SLIDING not in types):
+    if types is not None and not (
+        isinstance(types, list) and len(types) == given["layers"] and all(kind in (SLIDING, FULL) for kind in types)
+    ):
+        raise NotUnderstood(f"layer_types={types!r}")
+    if window is None or config.get("use_sliding_window") is False or (types is not None and SLIDING not in types):
         return {}
+    if whole(config, "sliding_window") == 0:
+        raise NotUnderstood(f"sliding_window={window!r}")
     if types is None and config.get("use_sliding_window") and "max_window_layers" in config:
         types = [FULL if i < config["max_window_layers"] else SLIDING for i in range(given["layers"])]
     if types is None and config.get("sliding_window_pattern"):
@@ -133,3 +156,65 @@ def write_window(model: Config) -> dict[str, Any]:
 WINDOW = Part(
     ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern"), read_window, write_window
 )
+
+
+def unread(*names: str) -> Part:
+    """Keys that change neither parameters nor operations of a model that is planned, such as how experts are chosen."""
+    return Part(names, lambda config, given: {})
+
+
+ROUTING = unread(
+    *("norm_topk_prob", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "scoring_func", "topk_method"),
+    *("n_group", "topk_group", "routed_scaling_factor", "ep_size"),
+)
+
+
+def biases(of: Mapping[str, Sequence[str]], always: Sequence[str] = ()) -> Part:
+    """Matrices that have a bias, by the keys that switch them on, and those that always have one."""
+
+    def read(config: Config, given: Config) -> dict[str, Any]:
+        for name in of:
+            if config.get(name) not in (None, True, False):
+                raise NotUnderstood(f"{name}={config[name]!r}")
+        found = {*always, *(matrix for name, matrices in of.items() if config.get(name) for matrix in matrices)}
+        return {"biases": [matrix for matrix in ("qkv", "output", "up", "down", "head") if matrix in found]}
+
+    return Part(tuple(of), read)
+
+
+def read_shared(config: Config, given: Config) -> dict[str, Any]:
+    """Experts that every token visits, given by their number."""
+    return {"experts.shared_ffn": whole(config, "n_shared_experts") * whole(config, "moe_intermediate_size")}
+
+
+SHARED = Part(("n_shared_experts",), read_shared)
+
+
+def read_mlp_blocks(config: Config, given: Config) -> dict[str, Any]:
+    """Blocks with an MLP in place of experts, given as a list, which must be the leading ones."""
+    blocks = config.get("mlp_only_layers") or []
+    if not isinstance(blocks, list) or sorted(map(str, blocks)) != sorted(map(str, range(len(blocks)))):
+        raise NotUnderstood(f"mlp_only_layers={blocks!r}, which are not the leading blocks,")
+    return {"experts.dense_layers": len(blocks)}
+
+
+MLP_BLOCKS = Part(("mlp_only_layers",), read_mlp_blocks)
+
+
+def read_latent(config: Config, given: Config) -> dict[str, Any]:
+    """Latents of attention (DeepSeek-AI 2024, arXiv 2405.04434): scores are scaled by the whole width of a query, and under YaRN by the
+    square of its factor of magnitudes."""
+    width = whole(config, "qk_nope_head_dim") + whole(config, "qk_rope_head_dim")
+    if not width:
+        raise NotUnderstood("qk_nope_head_dim=0")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor, scale = rope.get("factor") or 1.0, rope.get("mscale_all_dim") or 0.0
+    magnitude = 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return {"latent.query_rank": whole(config, "q_lora_rank"), "attention_scale": magnitude**2 / math.sqrt(width)}
+
+
+LATENT = Part(
+    ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "head_dim", "num_key_value_heads", "rope_interleave"),
+    read_latent,
+)
+"""But for what is one key of the model each: ``latent.kv_rank``, ``latent.rotary``, ``latent.value`` and ``head_width``."""

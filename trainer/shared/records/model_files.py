@@ -20,6 +20,8 @@ from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
 COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddings", default=None))
 """Keys of every family."""
+TOWERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "speech_config")
+"""Keys of a config.json of a model that sees or hears."""
 NO_MATTER = re.compile(
     r"_.*|architectures|model_type|auto_map|.*_token_ids?|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|use_bfloat16|"
     r"output_.*|return_dict.*|summary_.*|task_specific_params|(id2label|label2id|num_labels|problem_type|finetuning_task|prefix)|"
@@ -34,6 +36,7 @@ NO_MATTER = re.compile(
 
 def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
     """``config.json`` of a resolved model; ``ConfigError`` if the family's architecture there cannot express it."""
+    check_named(model.family)
     family = FAMILIES[model.family]
     hub = family.hub
     _check_expressible(model, family)
@@ -50,37 +53,73 @@ def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
 
 def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
     """The resolved model of a ``config.json``; ``ConfigError`` for an architecture, option or value that we do not have."""
-    families = {family.hub.model_type: family for family in FAMILIES.values()}
+    config = _of_text(config)
+    families = {name: family for family in FAMILIES.values() for name in (family.hub.model_type, *family.hub.further_types)}
     family = families.get(str(config.get("model_type")))
     if family is None:
         raise ConfigError(f"model_type={config.get('model_type')!r} cannot be imported; use {listed(families)}")
     _check_understood(config, family)
     given: dict[str, Any] = {"family": family.name}
+    config = {**family.hub.absent, **config}
     _refuse(config, **family.hub.expected, **family.hub.constants)
     for key in (*family.hub.keys, *COMMON):
         if key.read:
             given[key.ours] = _read(config, key, family)
+    _model_of(given, family)  # parts reckon with values that are of their types
     for part in family.hub.parts:
         given |= _part(config, part, given)
+    model = _model_of(given, family)
     try:
-        model = from_dict(ModelConfig, nested(given), "model.")
         check_model(model)
         return resolve_model(model)
     except ConfigError as error:
         raise ConfigError(f"config.json says what no model here has: {error}") from None
 
 
-def read_model(source: Path) -> ResolvedModelConfig:
-    """The model that ``config.json`` in ``source`` describes; ``ConfigError`` if it cannot be read, or is none that we have."""
+def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes its text decoder. ``ConfigError`` if there is more than that."""
+    for tower in TOWERS:
+        if config.get(tower):
+            raise ConfigError(
+                f"{tower} of config.json cannot be read: only decoders of text are; give its text_config as a file of its own"
+            )
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return config
+    return {name: config[name] for name in ("model_type", "tie_word_embeddings") if name in config} | text
+
+
+def _model_of(given: Mapping[str, Any], family: Family) -> ModelConfig:
+    """The model of keys by their dotted names. ``ConfigError``, with the name in config.json, for a wrong type."""
     try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        return from_dict(ModelConfig, nested(given), "model.")
+    except ConfigError as error:
+        names = {f"model.{key.ours}": key.theirs for key in (*family.hub.keys, *COMMON)}
+        named = names.get(re.split(r"[^\w.]", str(error), maxsplit=1)[0])
+        raise ConfigError(f"config.json says what no model here has: {f'{named}: ' if named else ''}{error}") from None
+
+
+def check_named(family: str) -> None:
+    """``ConfigError`` for a family of which no names of tensors are known."""
+    if not FAMILIES[family].hub.block:
+        raise ConfigError(
+            f"weights of model.family={family} are neither read nor written here yet; such a model can be planned, with model.from=FOLDER"
+        )
+
+
+def read_model(source: Path) -> ResolvedModelConfig:
+    """The model that a JSON file describes, or the ``config.json`` of a folder; ``ConfigError`` if it cannot be read, or is none that we
+    have."""
+    file = source if source.suffix == ".json" and not source.is_dir() else source / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError("it is no JSON object")
         return from_config(config)
     except ConfigError:
         raise
     except (OSError, ValueError, AttributeError, TypeError, ArithmeticError, RecursionError) as error:
-        raise ConfigError(f"cannot read {source / 'config.json'}: {error}; give a folder in the Hugging Face layout") from None
+        raise ConfigError(f"cannot read {file}: {error}; give a folder in the Hugging Face layout") from None
 
 
 def model_of(folder: Path) -> ResolvedModelConfig:
@@ -90,7 +129,7 @@ def model_of(folder: Path) -> ResolvedModelConfig:
         what = "nothing that is known" if found is None else f"a {found.kind.value}"
         raise ConfigError(f"{folder} holds {what}; give a checkpoint, or a folder with config.json and .safetensors files")
     if found.kind is ArtifactKind.HUGGINGFACE:
-        return read_model(folder)
+        return _with_weights(folder)
     return resolve_model(from_dict(ModelConfig, checkpoint_facts(folder)[1]["model"], "model."))
 
 
@@ -98,7 +137,14 @@ def to_import(source: Path) -> tuple[Path, ResolvedModelConfig]:
     """Where the weights to be imported are, a Hugging Face folder or a GGUF file (alone, or ``GGUF_FILE`` of a folder), and their model.
     ``ConfigError`` if there are none that can be read."""
     file = source / GGUF_FILE if (source / GGUF_FILE).is_file() else source
-    return file, model_in(*read_header(file), file) if file.suffix == GGUF else read_model(file)
+    return file, model_in(*read_header(file), file) if file.suffix == GGUF else _with_weights(file)
+
+
+def _with_weights(folder: Path) -> ResolvedModelConfig:
+    """The model of a folder whose weights are to be read."""
+    model = read_model(folder)
+    check_named(model.family)
+    return model
 
 
 def _check_expressible(model: ResolvedModelConfig, family: Family) -> None:

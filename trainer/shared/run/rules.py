@@ -216,8 +216,8 @@ def _check_rope(model: ResolvedModelConfig) -> None:
         )
     if rope.kind in ("yarn", "llama3", "longrope") and rope.original is None:
         raise ConfigError(f"model.rope.kind={rope.kind} needs the sequence length before scaling; set model.rope.original")
-    if rope.kind == "llama3" and rope.high <= rope.low:
-        raise ConfigError(f"model.rope.high={rope.high:g} must be above model.rope.low={rope.low:g}; change one of them")
+    if rope.kind == "llama3" and rope.high < rope.low:
+        raise ConfigError(f"model.rope.high={rope.high:g} must not be below model.rope.low={rope.low:g}; change one of them")
     for name in ("short", "long") if rope.kind == "longrope" else ():
         if len(getattr(rope, name)) != width / 2:
             raise ConfigError(f"model.rope.{name} has {len(getattr(rope, name))} factors; give one for each of the {width / 2:g} pairs")
@@ -243,6 +243,7 @@ def untrained(model: ModelConfig) -> str | None:
         f"model.latent.kv_rank={model.latent.kv_rank}": model.latent.kv_rank,
         f"model.predicted_tokens={model.predicted_tokens}": model.predicted_tokens,
         f"model.family={model.family} (attention sinks)": FAMILIES[model.family].attention_sinks,
+        f"model.family={model.family} (further positions)": FAMILIES[model.family].further_positions,
     }
     return next((name for name, there in first.items() if there), None)
 

@@ -1,0 +1,34 @@
+"""DeepSeek-V2: DeepSeek-AI 2024 (arXiv 2405.04434). Read for planning: weights are neither read nor written here yet."""
+
+from __future__ import annotations
+
+from trainer.shared.families.family import ConfigKey, Family, HubFormat
+from trainer.shared.families.parts import LATENT, ROPE, ROUTING, SHARED
+
+FAMILY = Family(
+    name="deepseek_v2",
+    hub=HubFormat(
+        model_type="deepseek_v2",
+        architecture="DeepseekV2ForCausalLM",
+        keys=(
+            ConfigKey("layers", "num_hidden_layers"),
+            ConfigKey("hidden", "hidden_size"),
+            ConfigKey("heads", "num_attention_heads"),
+            ConfigKey("head_width", "qk_nope_head_dim", default=128),
+            ConfigKey("latent.kv_rank", "kv_lora_rank", default=512),
+            ConfigKey("latent.rotary", "qk_rope_head_dim", default=64),
+            ConfigKey("latent.value", "v_head_dim", default=128),
+            ConfigKey("ffn", "intermediate_size"),
+            ConfigKey("seq", "max_position_embeddings"),
+            ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
+            ConfigKey("norm_eps", "rms_norm_eps", default=1e-6),
+            ConfigKey("experts.count", "n_routed_experts"),
+            ConfigKey("experts.active", "num_experts_per_tok"),
+            ConfigKey("experts.ffn", "moe_intermediate_size"),
+            ConfigKey("experts.dense_layers", "first_k_dense_replace", default=0),
+        ),
+        parts=(ROPE, LATENT, SHARED, ROUTING),
+        expected={"moe_layer_freq": 1, "attention_bias": False, "mlp_bias": False},
+        absent={"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "q_lora_rank": 1536},
+    ),
+)

@@ -1,0 +1,29 @@
+"""Mixtral: Jiang et al. 2024 (arXiv 2401.04088). Read for planning: weights are neither read nor written here yet."""
+
+from __future__ import annotations
+
+from trainer.shared.families.family import ConfigKey, Family, HubFormat
+from trainer.shared.families.parts import ROPE, ROUTING, WINDOW
+
+FAMILY = Family(
+    name="mixtral",
+    hub=HubFormat(
+        model_type="mixtral",
+        architecture="MixtralForCausalLM",
+        keys=(
+            ConfigKey("layers", "num_hidden_layers"),
+            ConfigKey("hidden", "hidden_size"),
+            ConfigKey("heads", "num_attention_heads"),
+            ConfigKey("kv_heads", "num_key_value_heads", default=None),
+            ConfigKey("head_width", "head_dim", default=None),
+            ConfigKey("ffn", "intermediate_size"),
+            ConfigKey("seq", "max_position_embeddings"),
+            ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
+            ConfigKey("norm_eps", "rms_norm_eps", default=1e-5),
+            ConfigKey("experts.count", "num_local_experts", older="num_experts", default=8),
+            ConfigKey("experts.active", "num_experts_per_tok", default=2),
+        ),
+        parts=(ROPE, WINDOW, ROUTING),
+        absent={"rope_theta": 1e6},
+    ),
+)

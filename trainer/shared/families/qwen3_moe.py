@@ -1,0 +1,32 @@
+"""Qwen3's mixtures: Yang et al. 2025 (arXiv 2505.09388). Read for planning: weights are neither read nor written here yet."""
+
+from __future__ import annotations
+
+from trainer.shared.families.family import ConfigKey, Family, HubFormat
+from trainer.shared.families.parts import MLP_BLOCKS, ROPE, ROUTING, WINDOW, biases
+
+FAMILY = Family(
+    name="qwen3_moe",
+    defaults={"qk_norm": "head"},
+    hub=HubFormat(
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        keys=(
+            ConfigKey("layers", "num_hidden_layers"),
+            ConfigKey("hidden", "hidden_size"),
+            ConfigKey("heads", "num_attention_heads"),
+            ConfigKey("kv_heads", "num_key_value_heads", default=None),
+            ConfigKey("head_width", "head_dim", default=None),
+            ConfigKey("ffn", "intermediate_size"),
+            ConfigKey("seq", "max_position_embeddings"),
+            ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
+            ConfigKey("norm_eps", "rms_norm_eps", default=1e-6),
+            ConfigKey("experts.count", "num_experts", older="num_local_experts", default=128),
+            ConfigKey("experts.active", "num_experts_per_tok", default=8),
+            ConfigKey("experts.ffn", "moe_intermediate_size", default=768),
+            ConfigKey("experts.every", "decoder_sparse_step", default=1),
+        ),
+        parts=(ROPE, WINDOW, ROUTING, MLP_BLOCKS, biases({"attention_bias": ("qkv", "output")})),
+        absent={"use_sliding_window": False},
+    ),
+)
