@@ -86,7 +86,7 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return config
-    return {name: config[name] for name in ("model_type", "tie_word_embeddings") if name in config} | text
+    return {**{name: config[name] for name in ("model_type", "tie_word_embeddings") if name in config}, **text}
 
 
 def _model_of(given: Mapping[str, Any], family: Family) -> ModelConfig:
