@@ -49,7 +49,7 @@ FAMILY = Family(
             "mlp.up": "up",
             "mlp.down": "down",
         },
-        forms={"attention.qkv": "apart"},
+        forms={"attention.qkv": "by kind"},
         inputs_first=True,
     ),
     gguf="osprey",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trainer.shared.families.family import MATRICES
@@ -18,11 +19,11 @@ from trainer.shared.run.schema import NORM_VECTORS, ResolvedModelConfig
 
 FORMS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
     "same": lambda w: [w],
-    "by kind": lambda w: [w.transpose(0, 1)],  # of as many keys as queries: all queries, then all keys, then all values
-    "apart": lambda w: [w[:, :-2], w[:, -2], w[:, -1]],  # queries, keys and values
+    "by kind": lambda w: [w[:, :-2], w[:, -2], w[:, -1]],  # all queries, then all keys, then all values
     "stacked": lambda w: w.unbind(0),  # [2, f, h]: gate and up
 }
-"""Views of one of ours, each in the order of one of theirs; by the words of ``HubFormat.forms``."""
+"""Views of one of ours, each in the order of one of theirs, or of a part of theirs if that is one alone; by the words of
+``HubFormat.forms``."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,33 @@ class Rule:
     form: str = "same"
     inputs_first: bool = False  # matrices there are [in, out]
 
+    @property
+    def vector(self) -> bool:
+        """Whether theirs are vectors, whatever dimensions ours has: biases and norms."""
+        module, _, key = self.ours.rpartition(".")
+        return key == "bias" or module.endswith("norm")
+
     def split(self, w: Tensor) -> list[Tensor]:
         """Makes their tensors from ours."""
-        if self.ours.endswith(".bias"):
-            return [view.flatten() for view in FORMS[self.form](w)]
-        parts = [view.flatten(0, -2) if view.dim() > 2 else view for view in FORMS[self.form](w)]
+        views = FORMS[self.form](w)
+        if self.vector:
+            parts = [view.flatten() for view in views]
+        else:
+            parts = [view.flatten(0, -2) if view.dim() > 2 else view for view in views]
+        if len(parts) > len(self.theirs):
+            parts = [torch.cat(parts)]
         return [part.t() for part in parts] if self.inputs_first else parts
 
     def join(self, parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
         """Makes ours, of this shape, from theirs."""
         w = parts[0].new_empty(shape)
-        for view, part in zip(FORMS[self.form](w), parts):
-            view.copy_((part.t() if self.inputs_first else part).reshape(view.shape))
+        views = FORMS[self.form](w)
+        parts = [part.t() if self.inputs_first else part for part in parts]
+        if len(views) > len(parts):
+            rows = [view.numel() if self.vector else view.numel() // view.shape[-1] for view in views]
+            parts = parts[0].reshape(sum(rows), -1).split(rows)
+        for view, part in zip(views, parts):
+            view.copy_(part.reshape(view.shape))
         return w
 
 
@@ -62,16 +78,33 @@ def rules(model: ResolvedModelConfig) -> Iterator[Rule]:
 
 
 def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, there: str) -> Iterator[Rule]:
-    """Rules of the parameters of ``modules``, whose names begin with ``here`` and ``there``."""
+    """Rules of the parameters of those of ``modules`` that the model has; names begin with ``here`` and ``there``."""
     hub = FAMILIES[model.family].hub
+    missing = absent(model)
     for ours, theirs in modules.items():
         turned = hub.inputs_first and ours.rpartition(".")[2] in MATRICES
-        for key in parameters_of(model, ours):
+        for key in parameters_of(model, ours) if ours not in missing else ():
             names = tuple(f"{there}{name}.{key}" for name in theirs.split())
             yield Rule(f"{here}{ours}.{key}", names, hub.forms.get(ours, "same"), turned)
 
 
+def absent(model: ResolvedModelConfig) -> set[str]:
+    """Modules of a block, by their names in it, that a model does not have for its choice of norms."""
+    without = {
+        "attention_norm": model.norm_at == "after",
+        "mlp_norm": model.norm_at == "after" or model.residual == "parallel_one_norm",
+        "attention_post_norm": model.norm_at == "before",
+        "mlp_post_norm": model.norm_at == "before",
+        "attention.query_norm": model.qk_norm == "none",
+        "attention.key_norm": model.qk_norm == "none",
+    }
+    return {name for name, there in without.items() if there}
+
+
 def parameters_of(model: ResolvedModelConfig, module: str) -> tuple[str, ...]:
     """Names of the parameters of a module: weight, and bias if it has one."""
-    shifted = NORM_VECTORS[model.norm] == 2 if module.endswith("norm") else module.rpartition(".")[2] in model.biases
+    name = module.rpartition(".")[2]
+    shifted = NORM_VECTORS[model.norm] == 2 if name.endswith("norm") else name in model.biases
+    if name in ("query_norm", "key_norm") and model.qk_norm == "width":
+        shifted = False
     return ("weight", "bias") if shifted else ("weight",)

@@ -14,9 +14,9 @@ DEFECTS = [
     ),
     Defect(
         "imported queries, keys and values are split by head first",
-        "trainer/convert/rules.py",
-        '"by kind": lambda w: [w.transpose(0, 1)]',
-        '"by kind": lambda w: [w]',
+        "trainer/shared/families/gpt.py",
+        'forms={"attention.qkv": "by kind"}',
+        "forms={}",
         "tests/convert/test_logits.py",
     ),
     Defect(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.shared.families.parts import Part
+from trainer.shared.families.parts import BIASES, ROPE, Part
 
 MATRICES = ("qkv", "output", "up", "down")
 """Matrices of a block: queries, keys and values in one; attention's output; into the MLP and out of it."""
@@ -52,6 +52,41 @@ class HubFormat:
     inputs_first: bool = False  # matrices of a block are [in, out]
     output: str = "lm_head.weight"  # of a head that is not tied
     computed: tuple[str, ...] = ()  # ends of names, in older files, of constants that are no parameters
+
+
+LLAMA = HubFormat(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    keys=(
+        ConfigKey("layers", "num_hidden_layers"),
+        ConfigKey("hidden", "hidden_size"),
+        ConfigKey("heads", "num_attention_heads"),
+        ConfigKey("kv_heads", "num_key_value_heads", default=None),
+        ConfigKey("head_width", "head_dim", default=None),
+        ConfigKey("ffn", "intermediate_size"),
+        ConfigKey("seq", "max_position_embeddings"),
+        ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
+        ConfigKey("norm_eps", "rms_norm_eps", default=1e-6),
+    ),
+    parts=(ROPE, BIASES),
+    root="model.",
+    ends={"embedding.tokens": "embed_tokens", "head.norm": "norm"},
+    blocks="layers",
+    block={
+        "attention_norm": "input_layernorm",
+        "attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+        "attention.output": "self_attn.o_proj",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.up": "mlp.gate_proj mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+    },
+    forms={"attention.qkv": "by kind", "mlp.up": "stacked"},
+    computed=(".rotary_emb.inv_freq",),
+)
+"""Llama's, from which that of many others differs in little: they say in what, by ``dataclasses.replace``."""
+QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
+"""Names that several of those share."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ FAMILY = Family(
             ConfigKey("predicted_tokens", "num_nextn_predict_layers", older="num_mtp_layers", default=0),
         ),
         parts=(
-            *(ROPE, SHARED, ROUTING, biases({"attention_bias": ("qkv",)})),
+            *(ROPE, SHARED, ROUTING, biases(attention_bias=("qkv",))),
             Part(("use_qk_norm",), lambda config, given: {"qk_norm": "head" if config.get("use_qk_norm") else "none"}),
         ),
         absent={"partial_rotary_factor": 0.5},

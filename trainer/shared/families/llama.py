@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-from trainer.shared.families.family import ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
-from trainer.shared.families.parts import ROPE
+from trainer.shared.families.family import LLAMA, Family, FamilyDefaults, ReferenceModel
 
 FAMILY = Family(
     name="llama",
     order=1,
-    hub=HubFormat(
-        model_type="llama",
-        architecture="LlamaForCausalLM",
-        keys=(
-            ConfigKey("layers", "num_hidden_layers"),
-            ConfigKey("hidden", "hidden_size"),
-            ConfigKey("heads", "num_attention_heads"),
-            ConfigKey("kv_heads", "num_key_value_heads", default=None),
-            ConfigKey("head_width", "head_dim", default=None),
-            ConfigKey("ffn", "intermediate_size"),
-            ConfigKey("seq", "max_position_embeddings"),
-            ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
-            ConfigKey("norm_eps", "rms_norm_eps", default=1e-6),
-        ),
-        parts=(ROPE,),
-        constants={"attention_bias": False, "mlp_bias": False},
-        root="model.",
-        ends={"embedding.tokens": "embed_tokens", "head.norm": "norm"},
-        blocks="layers",
-        block={
-            "attention_norm": "input_layernorm",
-            "attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
-            "attention.output": "self_attn.o_proj",
-            "mlp_norm": "post_attention_layernorm",
-            "mlp.up": "mlp.gate_proj mlp.up_proj",
-            "mlp.down": "mlp.down_proj",
-        },
-        forms={"attention.qkv": "apart", "mlp.up": "stacked"},
-        computed=(".rotary_emb.inv_freq",),
-    ),
+    hub=LLAMA,
     gguf="llama",
     gguf_arranged={"q_proj.weight": "pairs of queries", "k_proj.weight": "pairs of keys"},
     published=FamilyDefaults(

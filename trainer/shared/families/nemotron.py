@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import ROPE, biases
+from trainer.shared.families.parts import BIASES, ROPE
 
 FAMILY = Family(
     name="nemotron",
@@ -23,7 +23,7 @@ FAMILY = Family(
             ConfigKey("activation", "hidden_act", words={"squared_relu": "relu2"}),
             ConfigKey("norm_eps", "norm_eps", default=1e-5),
         ),
-        parts=(ROPE, biases({"attention_bias": ("qkv", "output"), "mlp_bias": ("up", "down")})),
+        parts=(ROPE, BIASES),
         absent={"partial_rotary_factor": 0.5},
     ),
 )

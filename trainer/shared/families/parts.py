@@ -129,12 +129,12 @@ def read_window(config: Config, given: Config) -> dict[str, Any]:
         isinstance(types, list) and len(types) == given["layers"] and all(kind in (SLIDING, FULL) for kind in types)
     ):
         raise NotUnderstood(f"layer_types={types!r}")
+    if types is None and config.get("use_sliding_window") and "max_window_layers" in config:
+        types = [FULL if i < config["max_window_layers"] else SLIDING for i in range(given["layers"])]
     if window is None or config.get("use_sliding_window") is False or (types is not None and SLIDING not in types):
         return {}
     if whole(config, "sliding_window") == 0:
         raise NotUnderstood(f"sliding_window={window!r}")
-    if types is None and config.get("use_sliding_window") and "max_window_layers" in config:
-        types = [FULL if i < config["max_window_layers"] else SLIDING for i in range(given["layers"])]
     if types is None and config.get("sliding_window_pattern"):
         return {"window": window, "full_every": config["sliding_window_pattern"]}
     full = [i + 1 for i, kind in enumerate(types or ()) if kind == FULL]
@@ -169,17 +169,33 @@ ROUTING = unread(
 )
 
 
-def biases(of: Mapping[str, Sequence[str]], always: Sequence[str] = ()) -> Part:
-    """Matrices that have a bias, by the keys that switch them on, and those that always have one."""
+def biases(default: bool = False, always: tuple[str, ...] = (), **keys: tuple[str, ...]) -> Part:
+    """``keys`` of config.json that say that some matrices have a bias; ``always``: those that have one in any case."""
 
     def read(config: Config, given: Config) -> dict[str, Any]:
-        for name in of:
+        for name in keys:
             if config.get(name) not in (None, True, False):
                 raise NotUnderstood(f"{name}={config[name]!r}")
-        found = {*always, *(matrix for name, matrices in of.items() if config.get(name) for matrix in matrices)}
+        found = {*always, *(matrix for name, matrices in keys.items() if config.get(name, default) for matrix in matrices)}
         return {"biases": [matrix for matrix in ("qkv", "output", "up", "down", "head") if matrix in found]}
 
-    return Part(tuple(of), read)
+    def write(model: Config) -> dict[str, Any]:
+        return {key: set(names) <= set(model["biases"]) for key, names in keys.items()}
+
+    return Part(tuple(keys), read, write)
+
+
+BIASES = biases(attention_bias=("qkv", "output"), mlp_bias=("up", "down"))
+ATTENTION_BIAS = biases(attention_bias=("qkv", "output"))
+
+
+def one_window(default: int | None) -> Part:
+    """``sliding_window`` in all blocks; ``default`` where a file says nothing."""
+    return Part(
+        ("sliding_window",),
+        lambda config, given: {"window": config.get("sliding_window", default)},
+        lambda model: {"sliding_window": model["window"]},
+    )
 
 
 def read_shared(config: Config, given: Config) -> dict[str, Any]:

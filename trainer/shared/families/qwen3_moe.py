@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import MLP_BLOCKS, ROPE, ROUTING, WINDOW, biases
+from trainer.shared.families.parts import ATTENTION_BIAS, MLP_BLOCKS, ROPE, ROUTING, WINDOW
 
 FAMILY = Family(
     name="qwen3_moe",
@@ -26,7 +26,7 @@ FAMILY = Family(
             ConfigKey("experts.ffn", "moe_intermediate_size", default=768),
             ConfigKey("experts.every", "decoder_sparse_step", default=1),
         ),
-        parts=(ROPE, WINDOW, ROUTING, MLP_BLOCKS, biases({"attention_bias": ("qkv", "output")})),
+        parts=(ROPE, WINDOW, ROUTING, MLP_BLOCKS, ATTENTION_BIAS),
         absent={"use_sliding_window": False},
     ),
 )

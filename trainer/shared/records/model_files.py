@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +23,13 @@ COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddin
 """Keys of every family."""
 TOWERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "speech_config")
 """Keys of a config.json of a model that sees or hears."""
+UNWRITTEN = ("dropout", "init_std", "attention", "experts.imbalance")
+"""Keys that change neither the shape of a model nor what it computes."""
 NO_MATTER = re.compile(
     r"_.*|architectures|model_type|auto_map|.*_token_ids?|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|use_bfloat16|"
     r"output_.*|return_dict.*|summary_.*|task_specific_params|(id2label|label2id|num_labels|problem_type|finetuning_task|prefix)|"
-    r".*(dropout|pdrop)|initializer_range|chunk_size_feed_forward|torchscript|gradient_checkpointing|attn_implementation|"
-    r"n_ctx|max_sequence_length|unsloth_.*|reorder_and_upcast_attn|attention_softmax_in_fp32|pretraining_tp|slow_but_exact|"
+    r".*(dropout|pdrop)|initializer_range|chunk_size_feed_forward|torchscript|gradient_checkpointing|attn_implementation|cache_implementation|"
+    r"n_ctx|max_sequence_length|unsloth_.*|reorder_and_upcast_attn|(scale_)?attention_softmax_in_fp32|pretraining_tp|slow_but_exact|"
     r"masked_softmax_fusion|bias_dropout_fusion|skip_bias_add.*|offset_alibi|do_sample|temperature|top_[kp]|typical_p|num_beam.*|"
     r"num_return_sequences|(max|min)_length|(repetition|length|diversity)_penalty|.*no_repeat_ngram_size|early_stopping|remove_invalid_values|"
     r"bad_words_ids|suppress_tokens|begin_suppress_tokens|quantization_config"
@@ -41,7 +44,7 @@ def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
     hub = family.hub
     _check_expressible(model, family)
     values = flatten(model)
-    return {
+    config = {
         "model_type": hub.model_type,
         "architectures": [hub.architecture],
         **{key.theirs: key.words.get(values[key.ours], values[key.ours]) for key in hub.keys},
@@ -49,6 +52,8 @@ def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
         **hub.constants,
         **{key.theirs: values[key.ours] for key in COMMON},
     }
+    _check_same(values, flatten(from_config(config)), family)
+    return config
 
 
 def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
@@ -162,6 +167,18 @@ def _check_expressible(model: ResolvedModelConfig, family: Family) -> None:
         raise ConfigError(
             f"model.ffn={model.ffn} cannot be exported with model.family={model.family}, whose MLP is 4 x model.hidden={4 * model.hidden}"
         )
+
+
+def _check_same(values: Mapping[str, Any], back: Mapping[str, Any], family: Family) -> None:
+    """Raises ``ConfigError`` for the first of a model's keys that its config.json says otherwise."""
+    for name, value in values.items():
+        if name in UNWRITTEN or value == back[name] or (name == "biases" and {*value} == {*back[name]}):
+            continue
+        if not (isinstance(value, float) and isinstance(back[name], float) and math.isclose(value, back[name], rel_tol=1e-9)):
+            raise ConfigError(
+                f"model.{name}={value} cannot be exported with model.family={family.name}, whose layout says {back[name]}; use that, or "
+                "another family"
+            )
 
 
 def _read(config: Mapping[str, Any], key: ConfigKey, family: Family) -> Any:

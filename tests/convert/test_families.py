@@ -1,0 +1,171 @@
+"""Families that are trained compute what Hugging Face's own networks compute, with the same gradients, and are converted both ways.
+
+There parts of a network are computed in single precision whatever its weights are; here all of it is in double, so that what differs is
+a mistake and not rounding.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+from tests.convert.test_logits import loaded
+from trainer.convert import export_weights, huggingface, import_weights
+from trainer.convert.rules import rules
+from trainer.shared.records.model_files import from_config
+
+pytestmark = pytest.mark.slow
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+LENGTH, VOCAB = 14, 53
+SEEDS = int(os.environ.get("SEEDS", 3))
+MODULES = {"gemma3_text": "gemma3"}
+Config = dict[str, Any]
+
+
+class Double:
+    """``torch``, in which single precision is double."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@contextmanager
+def double(name: str) -> Iterator[None]:
+    """All that Hugging Face's network of a kind computes is computed in double precision."""
+    place = MODULES.get(name, name)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (f"transformers.models.{place}.modeling_{place}", "transformers.modeling_rope_utils"):
+            patch.setattr(importlib.import_module(module), "torch", Double())
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def rope(draw: random.Random, width: int, kinds: str = "default linear llama3 yarn") -> Config:
+    """``rope_parameters`` of a random kind, for ``width`` dimensions that turn."""
+    kind = draw.choice(kinds.split())
+    own: dict[str, Config] = {
+        "linear": {"factor": 4.0},
+        "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8},
+        "yarn": {"factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 8.0, "truncate": draw.random() < 0.5},
+        "longrope": {
+            "original_max_position_embeddings": 8,
+            **{f"{name}_factor": [round(draw.uniform(1, 4), 2) for _ in range(width // 2)] for name in ("short", "long")},
+        },
+    }
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": draw.choice([300.0, 10000.0]), **own.get(kind, {})}}
+
+
+def common(draw: random.Random) -> Config:
+    heads = draw.choice([2, 4, 6])
+    return {
+        "num_hidden_layers": 4,
+        "hidden_size": 12 * heads // 2,
+        "num_attention_heads": heads,
+        "intermediate_size": draw.choice([20, 36]),
+        "vocab_size": VOCAB,
+        "max_position_embeddings": LENGTH,
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+
+
+def grouped(draw: random.Random) -> Config:
+    given = common(draw)
+    heads = given["num_attention_heads"]
+    return given | {"num_key_value_heads": draw.choice([n for n in (1, 2, 3, heads) if heads % n == 0]), "rms_norm_eps": 1e-5}
+
+
+def wide(draw: random.Random) -> Config:
+    """Heads of a width that is not hidden / heads."""
+    return grouped(draw) | {"head_dim": draw.choice([4, 8])}
+
+
+def drawn_window(draw: random.Random) -> Config:
+    return {"sliding_window": draw.choice([None, 3, 5])}
+
+
+def drawn_layers(draw: random.Random, layers: int = 4) -> Config:
+    """A window in no block, in all, or in all but every second."""
+    every = draw.choice([None, 0, 2])
+    if every is None:
+        return {"use_sliding_window": False}
+    types = ["full_attention" if every and (i + 1) % every == 0 else "sliding_attention" for i in range(layers)]
+    return {"use_sliding_window": True, "sliding_window": 5, "layer_types": types}
+
+
+def flags(draw: random.Random, *names: str) -> Config:
+    return {name: draw.random() < 0.5 for name in names}
+
+
+DRAWS = {
+    "llama": lambda d: (c := wide(d)) | rope(d, c["head_dim"]) | flags(d, "attention_bias", "mlp_bias"),
+    "mistral": lambda d: (c := wide(d)) | rope(d, c["head_dim"]) | drawn_window(d),
+    "qwen2": lambda d: grouped(d) | rope(d, 6) | drawn_layers(d),
+    "qwen3": lambda d: (c := wide(d)) | rope(d, c["head_dim"]) | drawn_layers(d) | flags(d, "attention_bias"),
+}
+"""A random config.json of each."""
+
+
+def made(name: str, seed: int) -> Any:
+    """Their network of a random config, all of whose parameters are random numbers of single precision."""
+    config = AutoConfig.for_model(name, **DRAWS[name](random.Random(f"{name} {seed}")), attn_implementation="eager")
+    network, generator = AutoModelForCausalLM.from_config(config).double().eval(), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_((parameter + 0.3 * torch.randn(parameter.shape, generator=generator)).to(torch.float32))
+    return network
+
+
+def gradients(network: Any, logits: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of the loss of tokens and logits [b, s], by the names of parameters."""
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    return {name: parameter.grad for name, parameter in network.named_parameters()}
+
+
+def compare(name: str, seed: int, folder: Path) -> None:
+    with double(name):
+        theirs = made(name, seed)
+    theirs.save_pretrained(folder / "hf", max_shard_size="20KB")
+    assert len(list((folder / "hf").glob("*.safetensors"))) > 1
+    model = import_weights(folder / "hf", folder / "c")
+    mine, ids = loaded(folder / "c", model, torch.float64), torch.randint(0, VOCAB, (2, LENGTH))
+    with double(name):
+        said, known = mine(ids.t()).transpose(0, 1), theirs(ids).logits
+        torch.testing.assert_close(said, known, rtol=1e-10, atol=1e-10)
+        ours, there = gradients(mine, said, ids), gradients(theirs, known, ids)
+    for rule in rules(model):
+        for name, gradient in zip(rule.theirs, rule.split(ours[rule.ours])):
+            torch.testing.assert_close(gradient, there[name], rtol=1e-9, atol=1e-10)
+    export_weights(folder / "c", folder / "again")
+    again = AutoModelForCausalLM.from_pretrained(folder / "again").state_dict()
+    assert all(torch.equal(value.float(), again[name]) for name, value in theirs.state_dict().items())
+    first, second = (json.loads((folder / place / "config.json").read_text()) for place in ("hf", "again"))
+    assert from_config(first) == from_config(second)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_logits_gradients_and_exported_weights_are_theirs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "FILE_BYTES", 20_000)
+    torch.manual_seed(1)
+    for seed in range(SEEDS):
+        compare(name, seed, tmp_path / str(seed))
