@@ -193,13 +193,27 @@ def _traits_untold(model: ModelConfig, told: Mapping[str, Any]) -> list[str]:
     if "model.layers" not in told or "model.family" in told:
         return []
     family = FAMILIES[model.family]
-    found = {"a norm of the embedding": family.embedding_norm, "attention sinks": family.attention_sinks, "norms of 1 + weight": family.norm_offset}
+    found = {
+        "a norm of the embedding": family.embedding_norm,
+        "attention sinks": family.attention_sinks,
+        "norms of 1 + weight": family.norm_offset,
+    }
     return [f"model.family={model.family}, which has {name}" for name, there in found.items() if there and name not in told]
 
 
 CHOSEN = (
     *BASE,
-    *("head_width", "window", "full_every", "score_cap", "logit_cap", "attention_scale", "embedding_scale", "residual_scale", "logit_scale"),
+    *(
+        "head_width",
+        "window",
+        "full_every",
+        "score_cap",
+        "logit_cap",
+        "attention_scale",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+    ),
     *("predicted_tokens", "rope", "experts", "latent"),
 )
 """Keys by which models of one size differ."""

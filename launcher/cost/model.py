@@ -115,7 +115,7 @@ def _passes(case: Case, held: stages.StageShare) -> MicroBatchTimes:
     kinds = stage_times(case, held, one)
     further = case.trainer.pipeline.extra_in_flight_per_stage
     run = pipeline.run(kinds, case.pipeline, case.chunks, m, case.scheduled("gpipe"), case.scheduled("zero_bubble"), further)
-    per_rank = case.shape.layers / case.pipeline
+    per_rank = (case.shape.layers + case.shape.predicted_tokens) / case.pipeline
     parts = scale(per_block, m * per_rank)
     parts[EMBEDDING] = m * sum(embedding) / case.pipeline
     parts[HEAD] = m * sum(head) / case.pipeline
@@ -125,7 +125,7 @@ def _passes(case: Case, held: stages.StageShare) -> MicroBatchTimes:
         idle = run.total - total(parts)
         parts[TRANSFERS] = np.minimum(run.transfers + 2 * m * wait, np.maximum(idle, 0.0))
         parts[BUBBLE] = idle - parts[TRANSFERS]
-    behind = scale(one.behind_host, m * case.shape.layers / case.pipeline)
+    behind = scale(one.behind_host, m * per_rank)
     return MicroBatchTimes(parts, run.total, total(one.forward), total(one.backward) + total(one.again), behind)
 
 

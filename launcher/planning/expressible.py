@@ -89,8 +89,9 @@ def zero_stages(table: np.ndarray) -> np.ndarray:
 
 
 def _kept(table: np.ndarray, able: np.ndarray, reason: str, dropped: dict[str, int]) -> np.ndarray:
-    if not able.all():
-        dropped[reason] = int((~able).sum())
+    if able.all():
+        return table
+    dropped[reason] = int((~able).sum())
     return table[able]
 
 

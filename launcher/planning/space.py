@@ -7,12 +7,13 @@ Context degrees that nobody asked for are powers of two, and leave each rank ``C
 the ring travel behind attention only where a rank has thousands of tokens (Liu et al. 2023, arXiv 2310.01889, section 3: a block must be
 longer than arithmetic rate over bandwidth), and thinner pieces make matrix products thin where another axis would not; so shorter ones
 are never the fastest, and without them a space of five axes is predicted in a second or two. ``search.space.max_context`` asks for every
-degree up to it.
+degree up to it. Expert degrees are the borders at which dispatch changes its pace, as sharding factors are: none, a node, all experts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, li
         "schedule": [SCHEDULES.index(name) for name in limits.schedules],
         "micro_batch": [d for d in divisors(global_batch) if d <= limits.max_micro_batch],
         "context": _contexts(model, world, limits.max_context),
-        "expert": [d for d in divisors(max(model.experts.count, 1)) if d <= (limits.max_expert or world)],
+        "expert": _experts(model.experts.count, cluster.gpus_per_node, limits.max_expert),
     }
     grid = np.meshgrid(*axes.values(), indexing="ij")
     table = np.zeros(grid[0].size, LAYOUT_DTYPE)
@@ -161,6 +162,13 @@ def _contexts(model: ModelConfig, world: int, most: int | None) -> list[int]:
     if most is not None:
         return [d for d in divisors(world) if d <= most]
     return [d for d in divisors(world) if d == 1 or (d & (d - 1) == 0 and d * CONTEXT_TOKENS <= model.seq)]
+
+
+def _experts(count: int, gpus_per_node: int, most: int | None) -> list[int]:
+    """Expert degrees to look at: all up to ``most``, if it is given; else one, as many as a node has, and one expert on each rank."""
+    if most is not None:
+        return [d for d in divisors(max(count, 1)) if d <= most]
+    return sorted({1, math.gcd(count, gpus_per_node), count}) if count else [1]
 
 
 def _recomputes(limits: SpaceConfig) -> list[tuple[int, int]]:

@@ -138,9 +138,7 @@ def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray
 
 
 @cache
-def ladder(
-    model_ranks: int, data: int, shards: tuple[int, ...], gpus_per_node: int, context: int = 1, unit: int = 1
-) -> tuple[int, ...]:
+def ladder(model_ranks: int, data: int, shards: tuple[int, ...], gpus_per_node: int, context: int = 1, unit: int = 1) -> tuple[int, ...]:
     """Replicas that a trial may have, ascending, ``data`` last. States are sharded over data x ``context``; experts need a multiple of
     ``unit`` replicas."""
     kept = [factor for factor in shards if factor < data * context]

@@ -15,14 +15,30 @@ from launcher.planning.space import RULES, space, violations
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import check, resolve_model
-from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig
+from trainer.shared.run.schema import (
+    RECOMPUTE,
+    SCHEDULES,
+    CommandConfig,
+    ExpertsConfig,
+    LayoutConfig,
+    ModelConfig,
+    RunConfig,
+    ShardingConfig,
+    TrainConfig,
+)
 
 MODEL = resolve_model(ModelConfig(layers=12, hidden=96, heads=12, kv_heads=4, vocab=100, seq=42, family="llama", ffn=256))
+MIXTURE = dataclasses.replace(MODEL, seq=48, experts=ExpertsConfig(count=8, shared_ffn=64))
+THEIRS = CommandConfig(trainer="another")
+"""A trainer that trains every axis."""
 CLUSTER = ClusterConfig(nodes=6, gpus_per_node=8)
 WORDS = {
     "ranks": "ranks",
     "heads": "layout.tensor=",
     "sequence": "sequence_parallel",
+    "experts": "model.experts.",
+    "context": "pieces do not divide it",
+    "fold": "to which experts are dealt out",
     "layers: more": "use at most",
     "layers: stages": "do not divide",
     "schedule": "layout.virtual_pipeline",
@@ -50,10 +66,10 @@ def random_layout(draw: random.Random) -> LayoutConfig:
     )
 
 
-def message(layout: LayoutConfig, world_size: int, global_batch: int) -> str:
+def message(layout: LayoutConfig, world_size: int, global_batch: int, model: ModelConfig = MODEL) -> str:
     """What ``trainer.shared.run.rules.check`` says of a layout; empty when it allows it."""
     try:
-        check(TrainConfig(model=MODEL, layout=layout, run=RunConfig(global_batch=global_batch)), world_size)
+        check(TrainConfig(model=model, layout=layout, run=RunConfig(global_batch=global_batch), command=THEIRS), world_size)
     except ConfigError as error:
         return str(error)
     return ""
@@ -62,8 +78,16 @@ def message(layout: LayoutConfig, world_size: int, global_batch: int) -> str:
 def test_columns_and_single_runs_obey_the_same_rules_with_the_same_reason() -> None:
     draw = random.Random(7)
     layouts = [random_layout(draw) for _ in range(3000)]
-    codes = violations(to_table(layouts), MODEL, CLUSTER.world_size, 48)
+    axes = random.Random(8)
+    crowded = [
+        dataclasses.replace(one, context=axes.choice((1, 1, 2, 3, 5)), expert=axes.choice((1, 1, 2, 3, 4, 8)))
+        for one in (random_layout(axes) for _ in range(3000))
+    ]
+    codes = np.concatenate(
+        [violations(to_table(some), model, CLUSTER.world_size, 48) for some, model in ((layouts, MODEL), (crowded, MIXTURE))]
+    )
     said = [message(layout, CLUSTER.world_size, 48) for layout in layouts]
+    said += [message(layout, CLUSTER.world_size, 48, MIXTURE) for layout in crowded]
     assert [bool(text) for text in said] == [code >= 0 for code in codes]
     for code, text in zip(codes, said):
         if code >= 0:
@@ -90,6 +114,28 @@ def test_what_is_in_and_what_each_reason_took_out_is_the_whole_grid() -> None:
     shardings = {name: found.table[name] for name in ("params", "grads", "optimizer")}
     unsharded = np.all([column == 1 for column in shardings.values()], axis=0)
     assert sum(found.dropped.values()) + int(unsharded.sum()) == grid
+
+
+def test_a_space_of_five_axes_fills_the_cluster_with_valid_runs_and_shards_over_context_ranks_too() -> None:
+    limits = SpaceConfig(
+        max_tensor=2, max_pipeline=2, max_context=4, max_expert=8, max_micro_batch=2, schedules=["1f1b"], recompute=["none"]
+    )
+    found = space(MIXTURE, CLUSTER, 48, limits).table
+    layouts = [to_layout(record) for record in found]
+    assert not [text for layout in layouts if (text := message(layout, CLUSTER.world_size, 48, MIXTURE))]
+    ranks = found["tensor"] * found["pipeline"] * found["context"] * found["data"]
+    assert (ranks == CLUSTER.world_size).all() and len(np.unique(found)) == len(found)
+    assert set(found["context"].tolist()) == {1, 2, 3, 4} and set(found["expert"].tolist()) == {1, 2, 4, 8}
+    assert (found["params"] == found["data"] * found["context"]).any()
+
+
+def test_context_ranks_that_nobody_asked_for_have_thousands_of_tokens_each() -> None:
+    def degrees(seq: int, **limits: int) -> set[int]:
+        model = dataclasses.replace(MODEL, seq=seq)
+        return set(space(model, CLUSTER, 48, SpaceConfig(max_tensor=1, **limits)).table["context"].tolist())
+
+    assert degrees(8190) == {1} and degrees(8192) == {1, 2} and degrees(49152) == {1, 2, 4, 8}
+    assert degrees(8184, max_context=4) == {1, 2, 3, 4}, "what is asked for is looked at"
 
 
 def test_layouts_known_to_be_good_are_in_the_space() -> None:

@@ -71,6 +71,22 @@ class Case:
         return self.field("expert")
 
     @cached_property
+    def expert_tensor(self) -> np.ndarray:
+        """Ranks over which each expert is cut."""
+        return np.ones_like(self.tensor) if self.trainer.memory.whole_experts else self.tensor
+
+    @cached_property
+    def expert_split(self) -> np.ndarray:
+        """Over how many tensor ranks the tokens are spread that go to experts."""
+        return np.maximum(self.sequence_split, self.tensor / self.expert_tensor)
+
+    @cached_property
+    def experts_alike(self) -> np.ndarray:
+        """Ranks of a stage that hold the same experts, or the same part of them: tensor x context x data = expert tensor x expert x these
+        (arXiv 2504.14960, section 3.2)."""
+        return np.maximum(self.tensor * self.context * self.data / (self.expert_tensor * self.expert), 1)
+
+    @cached_property
     def micro_batch(self) -> np.ndarray:
         return self.field("micro_batch")
 
@@ -96,7 +112,12 @@ class Case:
 
     def shard(self, name: str, dense: Array, expert: Array) -> Array:
         """Parameters of which one rank holds that state, of ``dense`` ones and those of its routed experts, which fewer ranks share."""
-        return dense / self.field(name) + expert / np.maximum(self.field(name) / self.expert, 1)
+        return dense / self.field(name) + expert / self.expert_shards(name)
+
+    def expert_shards(self, name: str) -> np.ndarray:
+        """Shards of a state of the experts of a rank: as many as of others, but for the ranks that have other experts."""
+        shards = self.field(name)
+        return np.where(shards > 1, np.maximum(shards * self.tensor / self.expert_tensor / self.expert, 1), 1.0)
 
     def scheduled(self, name: str) -> np.ndarray:
         return self.table["schedule"] == SCHEDULES.index(name)
@@ -195,7 +216,12 @@ class Case:
 
     @cached_property
     def expert_group(self) -> PlacedGroup:
-        return PlacedGroup.of(self.device, self.expert, self.tensor * self.context)
+        return PlacedGroup.of(self.device, self.expert, self.expert_tensor)
+
+    def expert_data_group(self, size: Array, apart: Array = 1) -> PlacedGroup:
+        """``size`` ranks with the same experts, each ``apart`` such ranks from the next."""
+        stride = self.data_stride / self.context / self.tensor * self.expert_tensor * self.expert
+        return PlacedGroup.of(self.device, size, stride * apart)
 
     @cached_property
     def data_stride(self) -> np.ndarray:

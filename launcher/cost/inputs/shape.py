@@ -175,6 +175,26 @@ class Shape:
         return self.query_width if self.latent is None or self.latent.value is None else self.heads * self.latent.value
 
     @property
+    def turned_width(self) -> Array:
+        """Width of the queries that scores are made of, those of their positions among them."""
+        return self.query_width if self.latent is None else self.query_width + self.heads * self.latent.rotary
+
+    @property
+    def key_width(self) -> Array:
+        """Width of the keys that scores are made of. Those made from a latent are as many as the queries."""
+        return self.kv_width if self.latent is None else self.turned_width
+
+    @property
+    def read_width(self) -> Array:
+        """Width of the values that scores weigh."""
+        return self.kv_width if self.latent is None else self.value_width
+
+    @property
+    def latent_width(self) -> Array:
+        """Width of what queries, keys and values are made from; 0 without latents."""
+        return 0 if self.latent is None else self.latent.query_rank + self.latent.kv_rank + self.latent.rotary
+
+    @property
     def attention_parameters(self) -> Array:
         """Matrices of one attention: queries, keys, values, output."""
         if self.latent is None:
@@ -261,9 +281,12 @@ class Shape:
 
     @property
     def parameters(self) -> Array:
-        """All parameters: V h + positions + L blocks + final norm (+ V h untied)."""
+        """All parameters: V h + positions + L blocks + final norm (+ V h untied). Each further token that is predicted has a block, a
+        projection (2 h x h), norms of its two inputs and one before the head."""
         head = (0 if self.tied else self.vocab * self.hidden) + ("head" in self.biases) * self.vocab
-        return self.embedding_parameters + self.layers * self.block_parameters + self.norm_parameters + head
+        predictor = self.block_parameters + 2 * self.hidden**2 + 3 * self.norm_parameters
+        blocks = self.layers * self.block_parameters + self.predicted_tokens * predictor
+        return self.embedding_parameters + blocks + self.norm_parameters + head
 
     @property
     def active_matrix_parameters(self) -> Array:
@@ -274,14 +297,16 @@ class Shape:
         if self.experts is not None:
             routed = self.experts.active * self.mlp_matrices * self.hidden * self.experts.ffn
             mlp = mlp + sparse * (routed + self.shared_mlp_parameters)
-        return self.layers * (self.attention_parameters + mlp) + self.vocab * self.hidden
+        block, head = self.attention_parameters + mlp, self.vocab * self.hidden
+        return self.layers * block + head + self.predicted_tokens * (block + 2 * self.hidden**2 + head)
 
     def attention_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of the attention core of all blocks for one sequence: 4 s^2 per query width, half of it below the diagonal."""
         width = self.query_width
         if self.latent is not None:  # queries and keys are wider than values
             width = (width + self.heads * self.latent.rotary + self.value_width) / 2
-        return self.layers * flops.attention_core_flops(self.seq, width, causal) * (self.attended / self.seq)
+        blocks = self.layers + self.predicted_tokens
+        return blocks * flops.attention_core_flops(self.seq, width, causal) * (self.attended / self.seq)
 
     def forward_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of one sequence."""

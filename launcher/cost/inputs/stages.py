@@ -114,17 +114,28 @@ def _by_cost(p: Array, v: Array, layers: Array, head: Array) -> tuple[Array, Arr
     return of_rank(0, v), of_rank(np.maximum(p - 2, 0), v), of_rank(p - 1, v - 1) + last
 
 
+def _with_predictors(case: Case, counts: Blocks) -> Blocks:
+    """``counts``, and behind the last stage the blocks that predict further tokens, one for each (DeepSeek-V3, arXiv 2412.19437, section
+    2.2)."""
+    more = case.shape.predicted_tokens
+    if not np.any(more):
+        return counts
+    single = np.where(case.pipeline == 1, more, 0)
+    return Blocks(counts.first + single, counts.middle + single, counts.last + more, counts.typical)
+
+
 def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
     """Blocks and parameters of the ranks of each kind of stage."""
     s, t, p = case.shape, case.tensor, case.pipeline
-    counts = blocks(case, split)
+    counts = _with_predictors(case, blocks(case, split))
     sparse = s.expert_layers / s.layers
-    routed = sparse * s.expert_parameters / (t * case.expert)
+    routed = sparse * s.expert_parameters / (case.expert_tensor * case.expert)
     matrices = (s.block_parameters - s.small_parameters - sparse * s.expert_parameters) / t
     dense = matrices + s.small_parameters  # norms and row biases are whole on every tensor rank
     embedding = case.vocabulary * s.hidden + s.positions * s.hidden
     head = case.vocabulary * s.hidden + s.norm_parameters
-    single = counts.first * dense + embedding + np.where(s.tied, s.norm_parameters, head)
+    predictors = s.predicted_tokens * (2 * s.hidden**2 / t + 3 * s.norm_parameters)  # a projection, norms of its inputs and of its end
+    single = counts.first * dense + embedding + np.where(s.tied, s.norm_parameters, head) + predictors
     alone = p == 1
     shared = (embedding + head) / p
     ends = (shared, shared, shared) if case.trainer.pipeline.spreads_vocabulary else (embedding, 0.0, head)
@@ -133,7 +144,7 @@ def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
         PerStage(
             np.where(alone, single, counts.first * dense + ends[0]),
             np.where(alone, single, counts.middle * dense + ends[1]),
-            np.where(alone, single, counts.last * dense + ends[2]),
+            np.where(alone, single, counts.last * dense + ends[2] + predictors),
         ),
         PerStage(counts.first * routed, counts.middle * routed, counts.last * routed),
         matrices,

@@ -48,7 +48,7 @@ def block(case: Case) -> SavedActivations:
     input_kept = 0.0 if _copies_norm_inputs(case) else stored
     block_again = everything - input_kept - case.blocks_behind * everything
     core_again = (
-        everything - kept - (inner + hidden / 2 + dropped(case) + case.tokens * case.shape.query_width / case.tensor * narrow(case))
+        everything - kept - (inner + hidden / 2 + dropped(case) + case.tokens * case.shape.value_width / case.tensor * narrow(case))
     )
     again = np.maximum(np.where(full > 0, block_again, core_again), 0.0)
     return SavedActivations(everything, full * stored + (1 - full) * kept, again)
@@ -57,7 +57,7 @@ def block(case: Case) -> SavedActivations:
 def stored_input(case: Case) -> Array:
     """What stays of a block that is recomputed whole."""
     split = np.maximum(case.sequence_split, case.tensor if case.trainer.recompute.sharded_inputs else 1)
-    attended = case.tokens * (case.shape.query_width * case.width + case.shape.heads * 4) / case.tensor
+    attended = case.tokens * (case.shape.value_width * case.width + case.shape.heads * 4) / case.tensor
     return case.tokens * case.shape.hidden * case.width / split + attended * case.trainer.recompute.keeps_attention
 
 
@@ -108,12 +108,13 @@ def norms(case: Case) -> Array:
 def projections(case: Case) -> Array:
     """Queries, keys and values, and the attention's output, which feeds the next product."""
     s, w = case.shape, case.width
-    elements = (s.query_width + 2 * s.kv_width) * w + s.query_width * narrow(case)
+    elements = (s.turned_width + s.key_width + s.read_width) * w + s.value_width * narrow(case)
+    latents = case.tokens * s.latent_width * (w + narrow(case))  # before and after their norms, whole on every tensor rank
     if not case.trainer.memory.copied_heads:
-        return case.tokens * elements / case.tensor
+        return case.tokens * elements / case.tensor + latents
     grouped = np.asarray(s.kv_heads) != s.heads
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
-    return case.tokens * (elements + copied * w) / case.tensor
+    return case.tokens * (elements + copied * w) / case.tensor + latents
 
 
 def rotary_tables(case: Case) -> Array:
@@ -156,7 +157,8 @@ def dispatched(case: Case) -> Array:
     """Tokens as sent to their experts, the input of the experts' first product: the mean over all blocks, of which some may be dense."""
     if case.shape.experts is None:
         return np.zeros_like(case.tokens)
-    return rows(case) * case.shape.experts.active * narrow(case) * case.shape.expert_layers / case.shape.layers
+    copies = case.shape.experts.active * case.shape.experts.imbalance
+    return case.tokens * case.shape.hidden / case.expert_split * copies * narrow(case) * case.shape.expert_layers / case.shape.layers
 
 
 def dropped(case: Case) -> Array:
@@ -167,20 +169,26 @@ def dropped(case: Case) -> Array:
 def _every_second_product(case: Case) -> Array:
     """Torchtitan's policy keeps the block's input, the attention's output and every second product: queries, values, gate, MLP output."""
     s, w = case.shape, case.width
-    inside = case.tokens * (2 * s.query_width + s.kv_width + inner_width(case)) / case.tensor * w
+    inside = case.tokens * (s.turned_width + s.value_width + s.read_width + inner_width(case)) / case.tensor * w
     return inside + 2 * rows(case) * w
 
 
 def _every_product(case: Case) -> Array:
     """The block's input, what every product of it results in, and attention's output."""
     s, w = case.shape, case.width
-    inside = case.tokens * (2 * s.query_width + 2 * s.kv_width + (2 if s.gated else 1) * inner_width(case)) / case.tensor * w
+    inside = (
+        case.tokens
+        * (s.turned_width + s.value_width + s.key_width + s.read_width + (2 if s.gated else 1) * inner_width(case))
+        / case.tensor
+        * w
+    )
     return inside + 3 * rows(case) * w
 
 
 def _queries(case: Case) -> Array:
     """The block's input, and its queries, keys and values."""
-    return rows(case) * case.width + case.tokens * (case.shape.query_width + 2 * case.shape.kv_width) / case.tensor * case.width
+    s = case.shape
+    return rows(case) * case.width + case.tokens * (s.turned_width + s.key_width + s.read_width) / case.tensor * case.width
 
 
 def embedding(case: Case) -> Array:

@@ -130,7 +130,8 @@ def flying(case: Case, kind: str, blocks: Array, kept: SavedActivations) -> Part
     entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
     if case.trainer.pipeline.keeps_outputs and kind != "last":
         entry = entry + np.where(alone, 0.0, activations.rows(case) * case.width)
-    head, logits = activations.one_norm(case), activations.logits(case)
+    passes = 1 + case.shape.predicted_tokens  # each has its logits, and all losses wait for backward
+    head, logits = passes * activations.one_norm(case), passes * activations.logits(case)
     if kind != "last":
         head, logits = np.where(alone, head, 0.0), np.where(alone | case.trainer.pipeline.spreads_vocabulary, logits, 0.0)
     if case.trainer.pipeline.spreads_vocabulary:

@@ -65,7 +65,8 @@ def _flash(case: Case, name: str) -> ForwardBackward:
     # heads that do not fill the kernel's power-of-two tiles run as the next one
     head = np.maximum(2 ** np.ceil(np.log2(np.maximum(s.head_width, 32))), 32)
     if s.latent is not None:  # queries and keys are wider than values: the mean of both products
-        head = head + s.latent.rotary / 2
+        value = s.head_width if s.latent.value is None else s.latent.value
+        head = (head + s.latent.rotary + np.maximum(2 ** np.ceil(np.log2(value)), 32)) / 2
     peak = device.peak(case.vector_precision) * (1.0 if case.trainer.kernels.newest_attention else device.legacy_kernel_factor)
     exponential = scores / (device.units * device.exp_throughput * constants.exponentials)
     products = 4 * scores * head / peak
@@ -79,7 +80,9 @@ def _streams(case: Case) -> ForwardBackward:
     """Seconds to move what a flash kernel reads and writes, which no text is too short for. Forward: Q, K, V in, O out. Backward: dO and O
     for their row sums; Q, K, V and dO; dQ as a sum in 4 bytes, cleared, added to and made 16 bits again; dK and dV (Dao 2023, algorithm 2;
     flash_attn, flash_bwd_kernel.h: ``dq_accum``)."""
-    queries, keys = (case.tokens * wide / case.tensor for wide in (case.shape.query_width, case.shape.kv_width))
+    s = case.shape  # outputs are as wide as queries, values as keys, but for those from latents
+    wide = (s.turned_width + s.value_width) / 2, (s.key_width + s.read_width) / 2
+    queries, keys = (case.tokens * width / case.tensor for width in wide)
     rate = case.device.bandwidth * case.constants.streaming
     return (2 * queries + 2 * keys) * case.width / rate, (
         queries * (4 * case.width + 4 + 8 + 4 + case.width) + 4 * keys * case.width
@@ -98,8 +101,9 @@ def _scores(case: Case, name: str) -> ForwardBackward:
     batch = case.micro_batch * s.heads / case.tensor
     rows = s.seq / case.context
     precision = case.vector_precision
-    product = matmul.seconds(device, precision, constants, rows, s.seq, s.head_width, batch)
-    product = (product + matmul.seconds(device, precision, constants, rows, s.head_width, s.seq, batch)) * matmul.aligned(s.head_width)
+    keys, values = s.turned_width / s.heads, s.value_width / s.heads
+    product = matmul.seconds(device, precision, constants, rows, s.seq, keys, batch)
+    product = (product + matmul.seconds(device, precision, constants, rows, values, s.seq, batch)) * matmul.aligned(s.head_width)
     # each tensor operation streams through one long array; a fused kernel does more to every element that it moves
     rate = constants.streaming if name == "unfused" else constants.bandwidth
     moves = np.asarray(score_passes(case, name)) / rate + (np.asarray(DROPOUT_PASSES) / constants.dropout if s.dropout else 0.0)

@@ -195,7 +195,7 @@ def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) ->
 
 def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackward:
     """Exposed passing of keys and values around the context ring, behind attention itself (Liu et al. 2023, arXiv 2310.01889)."""
-    payload = case.tokens * 2 * case.shape.kv_width / case.tensor * case.width * case.context
+    payload = case.tokens * (case.shape.key_width + case.shape.read_width) / case.tensor * case.width * case.context
     ring = collectives.all_gather(case.device, case.constants, case.context_group, payload)
     return np.maximum(ring - forward, 0.1 * ring), np.maximum(2 * ring - backward, 0.2 * ring)
 
@@ -212,7 +212,7 @@ def expert_seconds(case: Case) -> Array:
     if case.shape.experts is None:
         return np.zeros_like(case.tokens)
     active, group = case.shape.experts.active, case.expert_group
-    payload = case.tokens / case.sequence_split * active * case.shape.hidden * case.width
+    payload = case.tokens / case.expert_split * active * case.shape.experts.imbalance * case.shape.hidden * case.width
     beyond: Array = 1.0  # of the copies that leave the domain, those that really travel
     if case.trainer.overlap.dispatch_by_domain:
         beyond = np.where(group.far > 1, group.far / active * (1 - (1 - 1 / group.far) ** active), 1.0)

@@ -36,7 +36,7 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     sent = (case.width if case.wide else case.reduce_bytes) * case.shape.trained
     params, grads, optimizer = (case.field(name) for name in ("params", "grads", "optimizer"))
     inner, between, further = _level(case, params, 1), _level(case, grads, params), _level(case, optimizer, grads)
-    owners, holders = (np.maximum(n / case.expert, 1) for n in (params, grads))  # of an expert's parameters and gradients
+    owners, holders = (case.expert_shards(name) for name in ("params", "grads"))  # of an expert's parameters and gradients
     passes = np.where(params > 1, np.where(case.kept_whole, 1.0, 2.0), 0.0)
     count = held.blocks.most() * f.overlap.gathers_per_block + 1
     gather = count * _all(case, inner, weights / count)
@@ -44,8 +44,8 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     replicas = _level(case, case.data * case.context, optimizer)
     reduce = _scatter(case, further, dense / grads * sent, whole=True) + _sum(case, replicas, dense / optimizer * sent)
     if case.shape.experts is not None:
-        gather = gather + count * _all(case, case.data_group(owners, case.expert), expert_weights / count)
-        scatter = scatter + count * _scatter(case, case.data_group(holders, case.expert), expert * sent / count)
+        gather = gather + count * _all(case, case.expert_data_group(owners), expert_weights / count)
+        scatter = scatter + count * _scatter(case, case.expert_data_group(holders), expert * sent / count)
         reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
     renewed = weights * case.shape.trained  # what is not trained stays as it is
     refresh = sum(renew(case, group, held.blocks.most(), renewed / level) for group, level in ((between, params), (further, grads)))
@@ -86,7 +86,7 @@ def _level(case: Case, shards: Array, before: Array) -> PlacedGroup:
 
 def _expert_replicas(case: Case, holders: Array) -> PlacedGroup:
     """The ranks that hold the same part of the same experts."""
-    return case.data_group(np.maximum(case.data * case.context / case.expert, 1) / holders, case.expert * holders)
+    return case.expert_data_group(case.experts_alike / holders, holders)
 
 
 def tied_embedding(case: Case, sent: Array) -> Array:

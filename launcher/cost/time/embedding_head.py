@@ -49,10 +49,13 @@ def issued(case: Case, busy: Array) -> Array:
 
 
 def head(case: Case) -> ForwardBackward:
-    """Forward and backward seconds of final norm, head and loss. A frozen head has no weight gradient (Megatron Core,
+    """Forward and backward seconds of final norm, head and loss, once more for each further token that is predicted, whose block has a
+    projection of two hidden states in front (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+
+    A frozen head has no weight gradient (Megatron Core,
     tensor_parallel/layers.py: ``linear_with_frozen_weight``; trainer/tensor/cross_entropy.py)."""
     s, c, device = case.shape, case.constants, case.device
-    precision = case.vector_precision  # the head stays in 16 bits
+    precision, passes = case.vector_precision, 1 + s.predicted_tokens  # the head stays in 16 bits
     mine = case.vocabulary
     forward = matmul.seconds(device, precision, c, case.tokens, mine, s.hidden)
     backward = matmul.seconds(device, precision, c, case.tokens, s.hidden, mine)
@@ -60,10 +63,13 @@ def head(case: Case) -> ForwardBackward:
         backward = backward + matmul.seconds(device, precision, c, mine, s.hidden, case.tokens)
     held = mine if case.trainer.memory.sharded_logits else s.vocab
     move = case.tokens * held * (2 if case.trainer.kernels.fused_loss else 4) / (device.bandwidth * c.bandwidth)
-    spread = _communication(case)
+    spread = _communication(case) * passes
     kernels = case.trainer.kernels
     ahead, back = c.loss_passes_forward + kernels.loss_passes_forward, c.loss_passes_backward + kernels.loss_passes_backward
-    forward, backward = forward + ahead * move, backward + back * move
+    forward, backward = (forward + ahead * move) * passes, (backward + back * move) * passes
+    if np.any(s.predicted_tokens):
+        project = s.predicted_tokens * matmul.seconds(device, precision, c, case.tokens, s.hidden / case.tensor, 2 * s.hidden)
+        forward, backward = forward + project, backward + (1 if s.frozen else 2) * project
     if kernels.late_loss:
         forward, backward = 0.0 * forward, forward + backward
     return forward + spread + issued(case, forward), backward + spread + issued(case, backward)

@@ -40,13 +40,13 @@ def seconds(case: Case) -> ForwardBackward:
     passes = PASSES[kernels.pointwise]
     c = case.constants
     norm = passes.norm if kernels.fused_norm else (c.eager_norm_forward, c.eager_norm_backward)
-    rows = case.tokens / case.sequence_split
+    rows, normed = case.tokens / case.sequence_split, normed_heads(case)
     times = []
     for way in (0, 1):
         added = passes.residual[way] + s.output_biases / 2 * passes.bias[way] + s.dropout * passes.dropout[way]
-        hidden = rows * s.hidden * 2 * (norm[way] + added)
+        hidden = rows * s.hidden * (s.block_norms * norm[way] + 2 * added) + normed * norm[way]
         inner = case.tokens * inner_width(case) / case.tensor * (passes.gate if s.gated else passes.activation)[way]
-        turned = case.tokens * (s.query_width + s.kv_width) / case.tensor * passes.rotary[way] if s.rotary else 0.0
+        turned = case.tokens * turning_width(case) / case.tensor * passes.rotary[way] if s.rotary else 0.0
         times.append((hidden + inner + turned + sorted_tokens(case)) * case.width / (case.device.bandwidth * case.constants.bandwidth))
     return times[0], times[1]
 
@@ -56,13 +56,29 @@ def sorted_tokens(case: Case) -> Array:
     s = case.shape
     if s.experts is None:
         return 0.0
-    return 4 * case.tokens / case.sequence_split * s.experts.active * s.hidden * s.expert_layers / s.layers
+    copies = s.experts.active * s.experts.imbalance
+    return 4 * case.tokens / case.expert_split * copies * s.hidden * s.expert_layers / s.layers
+
+
+def normed_heads(case: Case) -> Array:
+    """Elements of queries and keys, or of the latents that they are made from, that have norms of their own. Every tensor rank norms all
+    of a latent."""
+    s = case.shape
+    if s.latent is not None:
+        return case.tokens * (s.latent.query_rank + s.latent.kv_rank)
+    return case.tokens * (s.query_width + s.kv_width) / case.tensor if s.qk_norm != "none" else 0.0
+
+
+def turning_width(case: Case) -> Array:
+    """Width of queries and keys that turns with positions."""
+    s = case.shape
+    return s.query_width + s.kv_width if s.latent is None else 2 * s.heads * s.latent.rotary
 
 
 def inner_width(case: Case) -> Array:
-    """Inner width of the MLP that a token passes, averaged over dense and expert blocks."""
+    """Inner width of the MLP that a token passes, averaged over dense and expert blocks; on the rank with the busiest experts."""
     s = case.shape
     if s.experts is None:
         return s.ffn
     sparse = s.expert_layers / s.layers
-    return (1 - sparse) * s.ffn + sparse * (s.experts.active * s.experts.ffn + s.experts.shared_ffn)
+    return (1 - sparse) * s.ffn + sparse * (s.experts.active * s.experts.imbalance * s.experts.ffn + s.experts.shared_ffn)

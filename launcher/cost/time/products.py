@@ -66,12 +66,13 @@ def _expert_products(case: Case, sparse: Array, gates: int) -> list[Product]:
     s, t, experts = case.shape, case.tensor, case.shape.experts
     assert experts is not None
     local = experts.count / case.expert
-    rows = case.tokens * experts.active / local  # balanced routing: every expert gets its share of all ranks' tokens
-    widths = [(rows, experts.ffn, local)]
+    # every expert of the busiest rank gets its share of all ranks' tokens
+    rows = case.tokens * experts.active / local * experts.imbalance * (case.expert_tensor / t)
+    widths = [(rows, experts.ffn / case.expert_tensor, local)]
     if np.any(np.asarray(experts.shared_ffn) > 0):
-        widths.append((case.tokens, experts.shared_ffn, 1))
+        widths.append((case.tokens, experts.shared_ffn / t, 1))
     out = []
     for n, ffn, batch in widths:
-        out.append(Product("experts", n, gates * ffn / t, s.hidden, batch, sparse))
-        out.append(Product("experts", n, s.hidden, ffn / t, batch, sparse))
+        out.append(Product("experts", n, gates * ffn, s.hidden, batch, sparse))
+        out.append(Product("experts", n, s.hidden, ffn, batch, sparse))
     return out

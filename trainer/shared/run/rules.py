@@ -296,8 +296,8 @@ def _check_split(model: ModelConfig, layout: LayoutConfig) -> None:
 def _check_expert_split(experts: ExpertsConfig, layout: LayoutConfig) -> None:
     if layout.expert > 1 and not experts.count:
         raise ConfigError(
-            f"layout.expert={layout.expert} deals out the experts of a block, and the model has none (model.experts.count=0); use 1, or set "
-            "model.experts.count"
+            f"layout.expert={layout.expert} deals out the experts of a block, and the model has none (model.experts.count=0); use 1, or "
+            "set model.experts.count"
         )
     if experts.count % layout.expert:
         allowed = listed(d for d in divisors(experts.count) if d <= 64)
