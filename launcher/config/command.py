@@ -233,7 +233,8 @@ def _plain(model: ModelConfig, told: Mapping[str, Any]) -> dict[str, Any]:
     absent += ["model.experts."] * (not model.experts.count) + ["model.latent."] * (not model.latent.kv_rank)
     absent += ["model.rope."] * (resolve_model(model).positions != "rotary")
     there = ("model.experts.count", "model.latent.kv_rank")
-    values = flatten({"model": to_dict(plain)})
+    scale = resolve_model(dataclasses.replace(model, attention_scale=None)).attention_scale  # by the width of its heads
+    values = flatten({"model": to_dict(plain)}) | {"model.attention_scale": scale}
     names = [name for name in values if name.split(".")[1] in CHOSEN and (name in there or not name.startswith(tuple(absent)))]
     return {name: values[name] for name in names}
 

@@ -47,7 +47,7 @@ CASES = [
     (["layout.sequence_parallel=true", "layout.tensor=4", "model.seq=126"], "shards model.seq=126 over layout.tensor=4"),
     (["model.heads=5"], "model.heads=5 does not divide model.hidden=128"),
     (["model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=4; use 1, 2 or 4"),
-    (["layout.context=2"], "layout.context=2 can be planned but not trained yet; use 1"),
+    (["layout.context=2"], "layout.context=2 is not trained by trainer=trireme yet; use 1, or a trainer that"),
     (["run.warmup_steps=10"], "run.warmup_steps=10 leaves no step of run.steps=10 to measure; use 9 or less, or more steps"),
     (["run.steps=1"], "leaves no step of run.steps=1 to measure; use 0, or more steps"),
     (

@@ -179,7 +179,7 @@ def test_the_reason_given_when_nothing_is_left_is_that_of_the_combinations_that_
 
 def test_a_model_that_no_layout_can_run_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.heads=7 does not divide model.hidden=96"):
-        space(ModelConfig(layers=12, hidden=96, heads=7, vocab=100), CLUSTER, 48)
+        space(ModelConfig(hidden=96, heads=7), CLUSTER, 48)
 
 
 def test_no_two_layouts_recompute_the_same_blocks() -> None:
