@@ -43,6 +43,12 @@ def seconds(value: float | None) -> str:
     return f"{_three(value / scale)} {unit}"
 
 
+def duration(value: float) -> str:
+    """Seconds as ``45 minutes``, ``12.3 hours`` or ``4.56 days``."""
+    scale, unit = next(((scale, unit) for scale, unit in ((172800.0, "days"), (3600.0, "hours")) if value >= scale), (60.0, "minutes"))
+    return f"{_three(value / min(scale, 86400.0))} {unit}"
+
+
 def interval(ends: tuple[float, float] | None) -> str:
     """``1.02-1.31 s``, in one unit where that shows both; ``-`` when unknown."""
     if ends is None:

@@ -75,7 +75,8 @@ def answer_of(planned: GoalPlan, arguments: argparse.Namespace, seconds: float) 
         return planned.explained(arguments.explain, Path(arguments.svg or PICTURE))
     if arguments.measure is not None:
         return planned.measures(arguments.measure, arguments.overrides)
-    return planned.answer(arguments.top, seconds)
+    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    return planned.answer(arguments.top, seconds, [*arguments.overrides, *folder])
 
 
 def parser() -> argparse.ArgumentParser:

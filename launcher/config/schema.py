@@ -15,6 +15,7 @@ from launcher.config.mounts import Mount
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
 from trainer.shared.run.schema import (
+    MOST,
     RATED,
     DataConfig,
     LayoutConfig,
@@ -77,6 +78,10 @@ class ClusterConfig:
     container: ContainerConfig = key(ContainerConfig, "what the ranks run in")
     env: dict[str, str] = key(dict, "environment variables of the ranks (secrets: by reference only)")
     start_timeout: float = key(0.0, "seconds a trial may wait to start before it is given up; 0 = for ever", minimum=0)
+    price_per_gpu_hour: Optional[float] = key(
+        None, "price of one rank's device for an hour, in any currency: 'trireme plan' says what the whole run costs; null = it says GPU-hours",
+        above=0, maximum=MOST,
+    )  # fmt: skip
     avoid_s: float = key(
         3600.0, "seconds for which a trial's attempts leave out a node at whose fault an earlier one failed, if enough others are there", minimum=0
     )
@@ -85,7 +90,7 @@ class ClusterConfig:
     """What to do with a secret instead of writing it into the configuration; ``{name}`` is the variable's."""
     linger_s: float = key(15.0, "seconds for which a job may continue after its result, to clear up, before it is ended", minimum=0)
 
-    passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s", "linger_s")
+    passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s", "linger_s", "price_per_gpu_hour")
     """Keys that cannot change what a trial measures, and are no part of its identity."""
     found_by: ClassVar[tuple[str, ...]] = ()
     """Those of them without which a submitted trial is not found again: they stay what they were until it has ended."""

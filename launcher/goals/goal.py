@@ -34,8 +34,9 @@ class GoalPlan(Protocol):
     def heading(self) -> str:
         """Returns model, work and cluster in one line."""
 
-    def answer(self, top: int, seconds: float) -> Answer:
-        """Returns what to choose from; lists show ``top`` rows. ``seconds`` is what predicting took."""
+    def answer(self, top: int, seconds: float, words: Sequence[str]) -> Answer:
+        """Returns what to choose from, and what to type next; lists show ``top`` rows. ``seconds`` is what predicting took, ``words`` are
+        those of the command."""
 
     def explained(self, row: str, picture: Path) -> Answer:
         """Returns every part of one row, given by its place or name, and draws its timeline if it has one."""

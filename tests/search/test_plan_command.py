@@ -14,7 +14,7 @@ import pytest
 from launcher.cli.main import main
 from launcher.config import compose, resolve
 from launcher.config.folders import conf_dir
-from launcher.labels import interval
+from launcher.labels import amount, duration, interval, seconds
 from launcher.planning.layout_filter import columns_wanted, describe
 from launcher.planning.layout_names import name_of
 from launcher.planning.plan import world
@@ -69,6 +69,40 @@ def test_values_of_layout_keys_are_read_as_those_of_a_run(plan: Any, key: str, v
         compose([f"{key}={value}"])
     for words in (value, f"1,{value}") if key == "layout.tensor" and value != "[2,4]" else (value,):
         assert plan(*SMALL, f"{key}={words}") == (2, "", f"error: {caught.value}\n")
+
+
+def test_a_plan_says_whose_times_they_are_what_the_whole_run_takes_and_what_to_type_next(plan: Any) -> None:
+    words = [*SMALL, "run.steps=7200", "cluster.price_per_gpu_hour=2.5", "layout.tensor=1,2"]
+    document = json.loads(plan(*words, "--json")[1])
+    run, best = document["run"], document["layouts"][0]
+    assert document["trainer"] == "trireme" and run["steps"] == 7200 and run["tokens"] == 7200 * 64 * 1024
+    assert best["step_time_s"] == run["predicted_step_s"] < run["expected_step_s"] < best["interval_s"][1]
+    assert run["candidates"] <= document["considered"] and run["seconds"] == 7200 * run["expected_step_s"]
+    assert run["gpu_hours"] == pytest.approx(8 * 2 * run["expected_step_s"]) and run["price"] == 2.5 * run["gpu_hours"]
+    name, verb, *typed = shlex.split(document["next"]["command"])
+    assert (name, verb, document["next"]["refused"]) == ("trireme", "train", None)
+    assert name_of(resolve(compose(typed)).layout) == best["name"]
+    printed = plan(*words)[1]
+    assert document["next"]["command"] in printed and "\x1b" not in printed
+    assert f"{seconds(run['expected_step_s'])} (" in printed and f"{amount(run['price'])} at 2.5 a GPU-hour." in printed
+    assert duration(run["seconds"]) in printed and "trainer trireme" in printed
+
+
+def test_without_a_price_a_plan_tells_gpu_hours_and_of_what_train_refuses_it_explains_the_layout(plan: Any) -> None:
+    words = [*SMALL, "model.family=llama", "model.experts.count=8", "trainer=megatron_core", "run.steps=100"]
+    document = json.loads(plan(*words, "--json")[1])
+    assert document["run"]["price"] is None and document["trainer"] == "Megatron Core"
+    assert "experts.count=8" in document["next"]["refused"]
+    name, verb, *typed = shlex.split(document["next"]["command"])
+    assert (name, verb, typed[-2:]) == ("trireme", "plan", ["--explain", document["layouts"][0]["name"]])
+    assert document["layouts"][0]["name"] in plan(*typed)[1]
+
+
+def test_lines_of_a_plan_for_people_fit_eighty_columns_but_for_the_command(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = plan(*SMALL, "cluster.price_per_gpu_hour=2.5")[1]
+    told = printed[printed.index("These are times") : printed.index("  trireme train")]
+    assert max(map(len, told.splitlines())) <= 80 and "GPU-hours" in told
 
 
 def test_values_of_layout_keys_lead_back_to_the_words_they_were_read_from() -> None:

@@ -51,7 +51,7 @@ class ServingPlan:
             f"out{words}, {config.engine.name}, {world(config.cluster)}"
         )
 
-    def answer(self, top: int, seconds: float) -> Answer:
+    def answer(self, top: int, seconds: float, words: Sequence[str]) -> Answer:
         planned, served = self.planned, self.planned.most_served
         recommended = planned.recommended.items()
         document = {

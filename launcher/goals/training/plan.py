@@ -14,6 +14,7 @@ from launcher.config import Config
 from launcher.cost import Shape
 from launcher.cost.thresholds import FITS
 from launcher.goals.goal import Wanted
+from launcher.goals.training import whole_run
 from launcher.goals.training.explain import explained, mostly
 from launcher.goals.views import Answer, Entry, GoalColumn, Line, Listing, View
 from launcher.labels import amount, interval, memory, percent
@@ -41,7 +42,7 @@ class TrainingPlan:
         batch = f"{config.run.global_batch} sequences ({amount(self._tokens)} tokens) a step"
         return f"{config.model.family} {size} parameters, {batch}, {config.run.precision}, {world(config.cluster)}"
 
-    def answer(self, top: int, seconds: float) -> Answer:
+    def answer(self, top: int, seconds: float, words: Sequence[str]) -> Answer:
         planned, cluster = self.planned, self.config.cluster
         document = {
             "model": to_dict(self.config.model),
@@ -50,6 +51,9 @@ class TrainingPlan:
             "cluster": {"nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "hardware": cluster.hardware.name},
             "layouts": self._entries(planned.order[:top]),
             "edge": self._entries(planned.fastest(AT_EDGE)[:top]),
+            "trainer": self.config.trainer.name,
+            "run": whole_run.whole_run(self.config, planned) if self.found else None,
+            "next": whole_run.next_command(self.config, planned, words) if self.found else None,
             "considered": len(planned.space.table),
             "in": len(planned.order),
             "out": planned.out,
@@ -126,6 +130,8 @@ class TrainingPlan:
         )
         for title, reasons in counts:
             yield from [title, *(f"  {count:>10,}  {reason}" for reason, count in reasons.items())] if reasons else ()
+        if self.found:
+            yield from whole_run.shown(document)
 
 
 LAYOUT, STEP = GoalColumn("layout", "name", least=18, right=False), GoalColumn("step", "step_time_s", "{:.4g} s".format)
