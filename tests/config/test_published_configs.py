@@ -6,6 +6,7 @@ weights, or in words where only those are known. ``beyond``: those among them th
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -29,7 +30,8 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def parameters(config: Mapping[str, Any]) -> float:
-    return float(Shape.of(from_config(config)).parameters)
+    """Without modules that predict further tokens."""
+    return float(Shape.of(dataclasses.replace(from_config(config), predicted_tokens=0)).parameters)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -99,6 +101,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral_8x7b", {"num_attention_heads": 0}, "num_attention_heads: model.heads=0"),
     ("mixtral_8x7b", {"num_experts_per_tok": 9}, "model.experts.active=9 is more than model.experts.count=8"),
     ("mixtral_8x7b", {"mamba_d_state": 16}, "mamba_d_state=16 of config.json cannot be imported"),
+    ("mixtral_8x7b", {"sliding_window": 64, "sliding_window_size": 32}, "sliding_window_size=32 of config.json cannot be imported"),
     ("qwen3_30b_a3b", {"mlp_only_layers": [7]}, r"mlp_only_layers=\[7\], which are not the leading blocks"),
     ("llama_4_scout_text", {"moe_layers": [0, 5]}, r"moe_layers=\[0, 5\], which flags blocks other than each so many-th"),
     ("llama_4_scout_text", {"no_rope_layers": [1, 0, 0, 1] * 12}, "no_rope_layers="),
@@ -143,6 +146,7 @@ def test_positions_and_windows_of_published_models_are_those_of_their_reports() 
     assert (olmo.window, olmo.full_every, olmo.rope.kind, olmo.rope.local_theta) == (4096, 4, "yarn", 5e5)
     assert (scout.window, scout.full_every, scout.rope.skip_every, scout.rope.kind) == (8192, 4, 4, "llama3")
     assert [from_config(config_of(name)).rope.share for name in ("gpt_j_6b", "nemotron_4_15b", "glm_4.5")] == [0.25, 0.5, 0.5]
+    assert [from_config(config_of(name)).predicted_tokens for name in ("deepseek_v3", "kimi_k2", "glm_4.5")] == [1, 0, 1]
     lite = from_config(config_of("deepseek_v2_lite"))
     assert lite.rope.magnitude == 1 and lite.attention_scale == pytest.approx((1 + 0.0707 * 3.68888) ** 2 / 192**0.5, rel=1e-4)
     ropes = {

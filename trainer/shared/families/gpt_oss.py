@@ -39,7 +39,7 @@ FAMILY = Family(
         ),
         parts=(
             *(ROPE, WINDOW, ROUTING, Part((), read_router), unread("swiglu_limit", "swiglu_alpha", "initial_context_length")),
-            biases(always=("up", "down"), attention_bias=("qkv", "output")),
+            biases(attention_bias=("qkv", "output"), always=("up", "down")),
         ),
         absent={"attention_bias": True, "rope_theta": 150000.0, "sliding_window": 128, "sliding_window_pattern": 2},
     ),

@@ -158,26 +158,20 @@ WINDOW = Part(
 )
 
 
-def unread(*names: str) -> Part:
-    """Keys that change neither parameters nor operations of a model that is planned, such as how experts are chosen."""
-    return Part(names, lambda config, given: {})
-
-
-ROUTING = unread(
-    *("norm_topk_prob", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "scoring_func", "topk_method"),
-    *("n_group", "topk_group", "routed_scaling_factor", "ep_size"),
-)
+def one_window(default: int | None) -> Part:
+    """``sliding_window`` in all blocks; ``default`` where a file says nothing."""
+    return Part(
+        ("sliding_window",),
+        lambda config, given: {"window": config.get("sliding_window", default)},
+        lambda model: {"sliding_window": model["window"]},
+    )
 
 
 def biases(default: bool = False, always: tuple[str, ...] = (), **keys: tuple[str, ...]) -> Part:
-    """``keys`` of config.json that say that some matrices have a bias; ``always``: those that have one in any case."""
+    """``keys`` of config.json that say that some matrices have a bias; ``always``: those that have one whatever is said."""
 
     def read(config: Config, given: Config) -> dict[str, Any]:
-        for name in keys:
-            if config.get(name) not in (None, True, False):
-                raise NotUnderstood(f"{name}={config[name]!r}")
-        found = {*always, *(matrix for name, matrices in keys.items() if config.get(name, default) for matrix in matrices)}
-        return {"biases": [matrix for matrix in ("qkv", "output", "up", "down", "head") if matrix in found]}
+        return {"biases": [*(name for key, names in keys.items() if config.get(key, default) for name in names), *always]}
 
     def write(model: Config) -> dict[str, Any]:
         return {key: set(names) <= set(model["biases"]) for key, names in keys.items()}
@@ -189,13 +183,15 @@ BIASES = biases(attention_bias=("qkv", "output"), mlp_bias=("up", "down"))
 ATTENTION_BIAS = biases(attention_bias=("qkv", "output"))
 
 
-def one_window(default: int | None) -> Part:
-    """``sliding_window`` in all blocks; ``default`` where a file says nothing."""
-    return Part(
-        ("sliding_window",),
-        lambda config, given: {"window": config.get("sliding_window", default)},
-        lambda model: {"sliding_window": model["window"]},
-    )
+def unread(*names: str) -> Part:
+    """Keys that change neither parameters nor operations of a model that is planned, such as how experts are chosen."""
+    return Part(names, lambda config, given: {})
+
+
+ROUTING = unread(
+    *("norm_topk_prob", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "scoring_func", "topk_method"),
+    *("n_group", "topk_group", "routed_scaling_factor", "ep_size"),
+)
 
 
 def read_shared(config: Config, given: Config) -> dict[str, Any]:

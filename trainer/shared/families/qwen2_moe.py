@@ -28,7 +28,7 @@ FAMILY = Family(
             ConfigKey("experts.every", "decoder_sparse_step", default=1),
         ),
         parts=(
-            *(ROPE, WINDOW, ROUTING, MLP_BLOCKS, biases(default=True, qkv_bias=("qkv",))),
+            *(ROPE, WINDOW, ROUTING, MLP_BLOCKS, biases(qkv_bias=("qkv",))),
             Part((), lambda config, given: {"experts.shared_gate": given["experts.shared_ffn"] != 0}),
         ),
         absent={"qkv_bias": True, "use_sliding_window": False},

@@ -25,6 +25,8 @@ TOWERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "s
 """Keys of a config.json of a model that sees or hears."""
 UNWRITTEN = ("dropout", "init_std", "attention", "experts.imbalance")
 """Keys that change neither the shape of a model nor what it computes."""
+REPEATED = {"sliding_window_size": "sliding_window"}
+"""Keys that say again what another one says."""
 NO_MATTER = re.compile(
     r"_.*|architectures|model_type|auto_map|.*_token_ids?|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|use_bfloat16|"
     r"output_.*|return_dict.*|summary_.*|task_specific_params|(id2label|label2id|num_labels|problem_type|finetuning_task|prefix)|"
@@ -221,7 +223,8 @@ def _check_understood(config: Mapping[str, Any], family: Family) -> None:
     known = {key.theirs for key in keys} | {key.older for key in keys} | {*family.hub.constants, *family.hub.expected}
     known |= {name for part in family.hub.parts for name in part.names}
     for name, value in config.items():
-        if value and name not in known and not NO_MATTER.fullmatch(name):
+        again = name in REPEATED and value == config.get(REPEATED[name])
+        if value and name not in known and not again and not NO_MATTER.fullmatch(name):
             raise ConfigError(
                 f"{name}={value!r} of config.json cannot be imported: nothing here understands it; "
                 "remove it if the model is the same without it"
