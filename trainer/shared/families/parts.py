@@ -98,11 +98,13 @@ def write_rope(model: Config) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_parameters": {"rope_type": kind, "rope_theta": theta, **values, **share}, **older, **share}
 
 
-ROPE = Part(
-    ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_pct", "original_max_position_embeddings"),
-    read_rope,
-    write_rope,
-)
+def rope(theta: float = 10000.0) -> Part:
+    """Rotary positions; ``theta`` is the base where a file has none."""
+    names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_pct", "original_max_position_embeddings")
+    return Part(names, lambda config, given: read_rope({"rope_theta": theta, **config}, given), write_rope)
+
+
+ROPE = rope()
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -230,3 +232,9 @@ LATENT = Part(
     read_latent,
 )
 """But for what is one key of the model each: ``latent.kv_rank``, ``latent.rotary``, ``latent.value`` and ``head_width``."""
+
+
+def inverse(value: float) -> float:
+    """1 / value to 12 digits, so that what a file says in few comes back; whole where it is."""
+    found = float(f"{1 / value:.12g}")
+    return int(found) if found.is_integer() else found

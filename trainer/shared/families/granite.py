@@ -1,0 +1,29 @@
+"""Granite 3: IBM 2024. Llama's network with factors of embeddings, attention scores, what joins the residual stream, and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainer.shared.families.family import LLAMA, ConfigKey, Family
+from trainer.shared.families.parts import Part, inverse
+
+LOGITS = Part(
+    ("logits_scaling",),
+    lambda config, given: {"logit_scale": inverse(config.get("logits_scaling", 1.0))},
+    lambda model: {"logits_scaling": inverse(model["logit_scale"])},
+)
+FAMILY = Family(
+    name="granite",
+    hub=replace(
+        LLAMA,
+        model_type="granite",
+        architecture="GraniteForCausalLM",
+        keys=(
+            *LLAMA.keys,
+            ConfigKey("embedding_scale", "embedding_multiplier", default=1.0),
+            ConfigKey("residual_scale", "residual_multiplier", default=1.0),
+            ConfigKey("attention_scale", "attention_multiplier", default=1.0),
+        ),
+        parts=(*LLAMA.parts, LOGITS),
+    ),
+)
