@@ -19,7 +19,7 @@ from trainer.convert.__main__ import main
 from trainer.data.prepare import prepare
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import DataConfig, ModelConfig
+from trainer.shared.run.schema import DataConfig, ModelConfig, RopeConfig
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +29,11 @@ SHAPES = {
     "llama": MODELS["llama"],
     "llama grouped tied": MODELS["llama grouped tied"],
     "bloom": MODELS["bloom"],
+    "llama biases": ModelConfig(family="llama", biases=["qkv", "output"], head_width=12, kv_heads=2, **SMALL),  # type: ignore[arg-type]
+    "llama linear": ModelConfig(family="llama", rope=RopeConfig("linear", factor=4.0), **SMALL),  # type: ignore[arg-type]
+    "qwen2": ModelConfig(family="qwen2", kv_heads=2, **SMALL),  # type: ignore[arg-type]
+    "qwen3": ModelConfig(family="qwen3", kv_heads=2, head_width=16, **SMALL),  # type: ignore[arg-type]
+    "starcoder2": ModelConfig(family="starcoder2", kv_heads=2, **SMALL),  # type: ignore[arg-type]
 }
 TEXT = "def f(x):\n    return 'über', 1234  # <|endoftext|> \t\U0001f680"
 
@@ -115,6 +120,26 @@ def test_named_and_added_tokens_come_back_from_a_folder_and_a_file(corpus: Path,
         again = Tokenizer.from_file(str(tmp_path / place / "tokenizer.json"))
         assert again.encode(text).ids == known.encode(text).ids and again.decode(again.encode(text).ids) == text
         assert named.items() <= json.loads((tmp_path / place / "generation_config.json").read_text()).items()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (ModelConfig(family="phi3", **SMALL), "model.family=phi3 cannot be exported as GGUF"),  # type: ignore[arg-type]
+        (ModelConfig(family="mistral", window=5, **SMALL), "model.window=5 cannot be exported"),  # type: ignore[arg-type]
+        (ModelConfig(family="llama", rope=RopeConfig("llama3", original=8), **SMALL), "model.rope.kind=llama3 cannot be exported"),  # type: ignore[arg-type]
+        (
+            ModelConfig(family="llama", rope=RopeConfig("yarn", original=8, factor=2, magnitude=1.5), **SMALL),
+            "model.rope.magnitude=1.5 cannot",
+        ),  # type: ignore[arg-type]
+    ],
+)
+def test_a_model_that_a_file_cannot_hold_is_refused_by_its_key(model: ModelConfig, said: str, tmp_path: Path) -> None:
+    resolved = resolve_model(model)
+    root = checkpoint(ours(resolved, 1), resolved, tmp_path / "c")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        export_gguf(root, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_a_number_for_each_layer_is_read_where_all_are_equal() -> None:
         ("expert_count", 0, 8),
         ("attention.sliding_window", 0, 4096),
         ("rope.dimension_count", 4, 2),
-        ("attention.key_length", 4, 8),
+        ("attention.value_length", 4, 8),
         ("rope.scaling.factor", 0.0, 8.0),
     ],
 )

@@ -18,10 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.convert.rules import rules
 from trainer.convert.tokenizer import gguf_fields
 from trainer.shared.families.registry import FAMILIES
-from trainer.shared.records.gguf_header import LENGTHS, read_header
+from trainer.shared.records.gguf_header import LENGTHS, SCALED, model_in, read_header
+from trainer.shared.records.model_files import check_same
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.read import flatten
 from trainer.shared.run.schema import ResolvedModelConfig
 
 DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
@@ -52,18 +55,19 @@ def write_file(
     gguf = library()
     family = FAMILIES[model.family]
     architecture, kind = family.gguf, gguf.GGMLQuantizationType[DTYPES[dtype]]
+    if not architecture:
+        raise ConfigError(
+            f"model.family={model.family} cannot be exported as GGUF: no form of it is written here; export a Hugging Face folder"
+        )
     if model.activation == "squared_relu":
         raise ConfigError("model.activation=squared_relu cannot be exported: GGUF has no such GPT-2; export a Hugging Face folder")
+    names = [name_there(name, model) for rule in rules(model) for name in rule.theirs]
+    said = header(model, architecture)
+    check_same(flatten(model), flatten(model_in({"general.architecture": architecture, **said}, {*names}, path)), family)
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=False)
     try:
-        for ours, theirs in LENGTHS.items():
-            writer.add_uint32(f"{architecture}.{theirs}", getattr(model, ours))
-        rms = "_rms" if model.norm == "rms" else ""
-        writer.add_float32(f"{architecture}.attention.layer_norm{rms}_epsilon", model.norm_eps)
-        writer.add_uint32(f"{architecture}.vocab_size", model.vocab)
-        if model.positions == "rotary":
-            writer.add_rope_dimension_count(model.head_width)
-            writer.add_rope_freq_base(model.rope_theta)
+        for name, value in said.items():
+            {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](name, value)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{DTYPES[dtype]}"])
         for add, value in gguf_fields(tokenizer, model.vocab, weights) if tokenizer is not None else ():
             getattr(writer, add)(value)
@@ -78,6 +82,21 @@ def write_file(
         writer.write_tensors_to_file()
     finally:
         writer.close()
+
+
+def header(model: ResolvedModelConfig, architecture: str) -> dict[str, Any]:
+    """The fields of a file that say what the model is."""
+    fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in LENGTHS.items()}
+    fields[f"attention.layer_norm{'_rms' if model.norm == 'rms' else ''}_epsilon"] = model.norm_eps
+    fields["vocab_size"] = model.vocab
+    if model.head_width * model.heads != model.hidden:
+        fields |= {"attention.key_length": model.head_width, "attention.value_length": model.head_width}
+    if model.positions == "rotary":
+        fields |= {"rope.dimension_count": model.head_width, "rope.freq_base": float(model.rope_theta)}
+    if scaling := SCALED.get(model.rope.kind):
+        fields["rope.scaling.type"] = model.rope.kind
+        fields |= {f"rope.scaling.{theirs}": getattr(model.rope, ours) for ours, theirs in scaling.items()}
+    return {f"{architecture}.{name}": value for name, value in fields.items()}
 
 
 def name_there(name: str, model: ResolvedModelConfig) -> str:

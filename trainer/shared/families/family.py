@@ -85,6 +85,8 @@ LLAMA = HubFormat(
 )
 """Llama's, from which that of many others differs in little: they say in what, by ``dataclasses.replace``."""
 QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+PAIRS = {f"{one}_proj.{part}": f"pairs of {kind}" for one, kind in (("q", "queries"), ("k", "keys")) for part in ("weight", "bias")}
+"""How a GGUF file of Llama's architecture holds rows of queries and keys."""
 POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
 """Names that several of those share."""
 

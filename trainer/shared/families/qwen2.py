@@ -11,4 +11,5 @@ FAMILY = Family(
     name="qwen2",
     defaults={"biases": ("qkv",)},
     hub=replace(LLAMA, model_type="qwen2", architecture="Qwen2ForCausalLM", parts=(ROPE, WINDOW)),
+    gguf="qwen2",
 )

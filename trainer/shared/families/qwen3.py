@@ -17,4 +17,5 @@ FAMILY = Family(
         parts=(ROPE, ATTENTION_BIAS, WINDOW),
         block={**LLAMA.block, **QUERY_KEY_NORMS},
     ),
+    gguf="qwen3",
 )

@@ -25,4 +25,5 @@ FAMILY = Family(
         block={**LLAMA.block, "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
         forms={"attention.qkv": "by kind"},
     ),
+    gguf="starcoder2",
 )

@@ -13,16 +13,20 @@ from typing import IO, Any
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.rules import check_model, resolve_model
 from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
 LENGTHS = {"layers": "block_count", "hidden": "embedding_length", "ffn": "feed_forward_length", "seq": "context_length",
            "heads": "attention.head_count", "kv_heads": "attention.head_count_kv"}  # fmt: skip
 UNDERSTOOD = {
     *LENGTHS.values(), "vocab_size", "rope.freq_base", "rope.scaling.type", "attention.layer_norm_epsilon",
-    "attention.layer_norm_rms_epsilon", "attention.causal", "tensor_data_layout",
+    "attention.layer_norm_rms_epsilon", "attention.causal", "tensor_data_layout", "attention.key_length",
 }  # fmt: skip
 """Fields of an architecture that are read, or say what holds for every model here."""
+SCALED = {"none": {}, "linear": {"factor": "factor"}, "yarn": {"factor": "factor", "original": "original_context_length"}}
+"""Keys of ``model.rope`` by ``rope.scaling.type``, and their fields behind ``rope.scaling.``."""
+BIASES = {"qkv": "attn_qkv attn_q", "output": "attn_output", "up": "ffn_up", "down": "ffn_down"}
+"""Tensors of a block that have a bias if a matrix has one."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 MOST_BYTES = 1 << 26
@@ -45,15 +49,17 @@ def read_header(source: Path) -> tuple[dict[str, Any], set[str]]:
 def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> ResolvedModelConfig:
     """The model that a header describes; ``ConfigError`` if it is none that is trained here."""
     architecture = fields.get("general.architecture")
-    families = {family.gguf: family for family in FAMILIES.values() if family.gguf}
+    families = {family.gguf: family for family in reversed(FAMILIES.values()) if family.gguf}  # of several, the first
     family = families.get(str(architecture))
     if family is None:
         raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(families)}")
-    if (scaling := fields.get(f"{architecture}.rope.scaling.type", "none")) != "none":
-        raise ConfigError(f"{source}: rope.scaling.type={scaling!r} cannot be imported; only unscaled rotary positions are trained here")
     lengths = {ours: _length(fields, f"{architecture}.{theirs}", source) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
     lengths["kv_heads"] = _length(fields, f"{architecture}.{LENGTHS['kv_heads']}", source, lengths["heads"])
-    _check_understood(fields, f"{architecture}.", lengths["hidden"] // max(1, lengths["heads"]), source)
+    if (width := fields.get(f"{architecture}.attention.key_length")) and width * lengths["heads"] != lengths["hidden"]:
+        lengths["head_width"] = int(width)
+    scaling = _scaling(fields, f"{architecture}.rope.scaling.", source)
+    known = {f"rope.scaling.{name}" for name in SCALED[scaling["kind"].replace("default", "none")].values()}
+    _check_understood(fields, f"{architecture}.", width or lengths["hidden"] // max(1, lengths["heads"]), source, known)
     vocab = fields.get(f"{architecture}.vocab_size") or len(fields.get("tokenizer.ggml.tokens", ()))
     eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family.default('norm') == 'rms' else ''}_epsilon", 1e-5)
     rope = float(fields.get(f"{architecture}.rope.freq_base", 10000.0))
@@ -63,8 +69,12 @@ def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> Reso
         "tied": "output.weight" not in tensors,
         "norm_eps": _shortest(eps),
         "rope_theta": rope,
+        "rope": scaling,
+        "biases": [ours for ours, theirs in BIASES.items() if any(f"blk.0.{name}.bias" in tensors for name in theirs.split())],
     }
-    return resolve_model(from_dict(ModelConfig, facts | lengths, "model."))
+    model = from_dict(ModelConfig, facts | lengths, "model.")
+    check_model(model)
+    return resolve_model(model)
 
 
 def _length(fields: Mapping[str, Any], name: str, source: Path, default: int | None = None) -> int:
@@ -78,13 +88,22 @@ def _length(fields: Mapping[str, Any], name: str, source: Path, default: int | N
     return int(numbers.pop()) or default or 0
 
 
-def _check_understood(fields: Mapping[str, Any], prefix: str, head: int, source: Path) -> None:
+def _scaling(fields: Mapping[str, Any], prefix: str, source: Path) -> dict[str, Any]:
+    """The keys of ``model.rope``."""
+    kind = str(fields.get(f"{prefix}type", "none"))
+    if kind not in SCALED:
+        raise ConfigError(f"{source}: rope.scaling.type={kind!r} cannot be imported; use {', '.join(SCALED)}")
+    found = {ours: fields[f"{prefix}{theirs}"] for ours, theirs in SCALED[kind].items() if f"{prefix}{theirs}" in fields}
+    return {"kind": kind if found else "default", **found}
+
+
+def _check_understood(fields: Mapping[str, Any], prefix: str, head: int, source: Path, known: set[str]) -> None:
     """Raises ``ConfigError`` for a field of the architecture that would make another model than the one that is read here. One that is off
     (0, false) makes none."""
-    widths = dict.fromkeys(("rope.dimension_count", "attention.key_length", "attention.value_length"), head)
+    widths = dict.fromkeys(("rope.dimension_count", "attention.value_length"), head)
     for name, value in fields.items():
         key = name.removeprefix(prefix)
-        if key == name or not value or key in UNDERSTOOD or value == widths.get(key):
+        if key == name or not value or key in UNDERSTOOD | known or value == widths.get(key):
             continue
         allowed = f"only {widths[key]} is trained here" if key in widths else "nothing here understands it"
         raise ConfigError(f"{source}: {name}={value!r} cannot be imported; {allowed}")

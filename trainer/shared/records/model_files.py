@@ -23,7 +23,7 @@ COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddin
 """Keys of every family."""
 TOWERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "speech_config")
 """Keys of a config.json of a model that sees or hears."""
-UNWRITTEN = ("dropout", "init_std", "attention", "experts.imbalance")
+UNWRITTEN = ("family", "dropout", "init_std", "attention", "experts.imbalance")
 """Keys that change neither the shape of a model nor what it computes."""
 REPEATED = {"sliding_window_size": "sliding_window"}
 """Keys that say again what another one says."""
@@ -54,7 +54,7 @@ def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
         **hub.constants,
         **{key.theirs: values[key.ours] for key in COMMON},
     }
-    _check_same(values, flatten(from_config(config)), family)
+    check_same(values, flatten(from_config(config)), family)
     return config
 
 
@@ -171,8 +171,8 @@ def _check_expressible(model: ResolvedModelConfig, family: Family) -> None:
         )
 
 
-def _check_same(values: Mapping[str, Any], back: Mapping[str, Any], family: Family) -> None:
-    """Raises ``ConfigError`` for the first of a model's keys that its config.json says otherwise."""
+def check_same(values: Mapping[str, Any], back: Mapping[str, Any], family: Family) -> None:
+    """Raises ``ConfigError`` for the first of a model's keys that the written form, read back, says otherwise."""
     for name, value in values.items():
         if name in UNWRITTEN or value == back[name] or (name == "biases" and {*value} == {*back[name]}):
             continue
