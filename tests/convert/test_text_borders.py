@@ -139,3 +139,20 @@ def test_examples_are_refused_where_no_file_says_which_of_several_tokens_ends_an
     assert "\n" not in str(error.value)
     (unnamed / "generation_config.json").write_text('{"eos_token_id": 2}')
     assert examples(tmp_path, unnamed).end == 2
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_chat_template_and_settings_of_generation_come_through(place: str, tmp_path: Path) -> None:
+    export_weights(checkpoint(ours(MODEL, seed=1), MODEL, tmp_path / "c"), tmp_path / "hf")
+    tokenizer().save(str(tmp_path / "hf" / "tokenizer.json"))
+    template = "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}</s>{% endfor %}"
+    said = template if place.endswith("jinja") else json.dumps({"eos_token": "</s>", "chat_template": template})
+    (tmp_path / "hf" / place).write_text(said)
+    settings = {**ENDS, "do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(settings))
+    import_weights(tmp_path / "hf", tmp_path / "d")
+    export_weights(tmp_path / "d", tmp_path / "again")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert theirs.apply_chat_template([{"role": "user", "content": TEXT}], tokenize=False) == f"<user>{TEXT}</s>"
+    assert json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())["chat_template"] == template
+    assert settings.items() <= json.loads((tmp_path / "again" / "generation_config.json").read_text()).items()

@@ -24,10 +24,15 @@ pytestmark = pytest.mark.slow
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
-MODELS = {"gpt": {}, "llama": {"family": "llama", "kv_heads": 2, "tied": False}}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": {"family": "llama", "kv_heads": 2, "tied": False},
+    **{name: {"family": name, "kv_heads": 2} for name in ("qwen2", "phi3", "starcoder2")},
+}
+FEW = ["gpt", "llama", *(pytest.param(name, marks=pytest.mark.campaign("draws")) for name in ("qwen2", "phi3", "starcoder2"))]
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", FEW)
 def test_peft_computes_our_logits_and_gradients(farm: Farm, tmp_path: Path, family: str) -> None:
     """In fp32, after steps under tensor parallelism; the norm of the gradients of all A and B, of which peft has several where ours is one."""
     base, tuned = tmp_path / "base", tmp_path / "tuned"
@@ -72,7 +77,7 @@ def test_other_methods_have_no_such_form(farm: Farm, tmp_path: Path) -> None:
         export_adapter(Path(folder), tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", FEW)
 def test_a_folder_that_peft_saved_is_the_same_function_here(farm: Farm, tmp_path: Path, family: str) -> None:
     """With a factor A of each matrix' own, and some matrices left out; and what is exported comes back as it was."""
     base = tmp_path / "base"

@@ -25,14 +25,14 @@ from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import Merged, open_reader
 from trainer.convert import distributed, gguf
 from trainer.convert.rules import rules
-from trainer.convert.tokenizer import find_tokenizer, from_gguf, named_in_gguf, write_files
+from trainer.convert.tokenizer import TEMPLATE, chat_template, find_tokenizer, from_gguf, generation_of, named_in_gguf, write_files
 from trainer.models.transformer import Transformer
 from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.artifacts import GGUF, newest_checkpoint
 from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.shared.records.model_files import read_model, to_config, to_import
-from trainer.shared.records.named_tokens import GENERATION, named_tokens
+from trainer.shared.records.named_tokens import GENERATION, NAMED, named_tokens
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
 from trainer.shared.run.read import from_dict
@@ -56,7 +56,7 @@ def export_weights(
         work.mkdir()
         tokenizer = tokenizer or find_tokenizer(checkpoint)
         write_files(work, tokenizer, model, _places(checkpoint, reader))
-        ends = json.loads((work / GENERATION).read_text())
+        ends = {name: token for name, token in json.loads((work / GENERATION).read_text()).items() if name in NAMED}
         write_json(work / "config.json", to_config(model) | ends | {"torch_dtype": str(dtype).removeprefix("torch.")})
         _write_tensors(work, _exported(reader, model, dtype))
     return model
@@ -166,6 +166,10 @@ def _take_tokenizer(tensors: Stored, target: Path) -> None:
         found, named = find_tokenizer(tensors.source), named_tokens([tensors.source])
         if found is not None:
             shutil.copyfile(found, target / TOKENIZER)
+        if (template := chat_template(tensors.source)) is not None:
+            (target / TEMPLATE).write_text(template, encoding="utf-8")
+        if named:
+            named = generation_of([tensors.source]) | named
     if named:
         write_json(target / GENERATION, named)
 

@@ -14,6 +14,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
 from trainer.shared.run.schema import ModelConfig
 
+TEMPLATE = "chat_template.jinja"
 NORMAL, CONTROL, ADDED = 1, 3, 4
 """Types of a token in GGUF: as others, special, and added but not special (llama.cpp: normal, control, user defined)."""
 SPLITS = {"gpt-2": [], "smollm": [{"type": "Digits", "individual_digits": True}]}
@@ -31,17 +32,39 @@ def write_files(folder: Path, tokenizer: Path | None, model: ModelConfig, weight
     fill a text is known beside the ``weights`` or the tokenizer; otherwise the one that ends it does it all."""
     text = None if tokenizer is None else TextTokens(tokenizer, model.vocab, weights)
     named = _whole(text, weights)
-    write_json(folder / GENERATION, named | {"do_sample": False})
+    write_json(folder / GENERATION, {"do_sample": False} | generation_of(weights) | named)
+    template = next((found for place in weights if (found := chat_template(place)) is not None), None)
+    if template is not None:
+        (folder / TEMPLATE).write_text(template, encoding="utf-8")
     if tokenizer is None:
         return
     known = _read(tokenizer)
     write_json(folder / TOKENIZER, known)
     words = {token["id"]: token["content"] for token in known.get("added_tokens", ())}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.seq, "clean_up_tokenization_spaces": False}
+    settings: dict[str, Any] = {} if template is None else {"chat_template": template}  # older readers look there
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.seq, "clean_up_tokenization_spaces": False}
     special = {name.removesuffix("_id"): words[token] for name, token in _first(named).items() if token in words}
     if "eos_token" in special:
         special["unk_token"] = known["model"].get("unk_token") or special["eos_token"]
     write_json(folder / SETTINGS, settings | special)
+
+
+def chat_template(folder: Path) -> str | None:
+    """The template of a conversation in a folder, from a file of its own or from the tokenizer's settings, where one of several is the
+    default."""
+    if (file := folder / TEMPLATE).is_file():
+        return file.read_text(encoding="utf-8")
+    said = _read(folder / SETTINGS).get("chat_template") if (folder / SETTINGS).is_file() else None
+    if isinstance(said, list):
+        said = next((each.get("template") for each in said if isinstance(each, dict) and each.get("name") == "default"), None)
+    return said if isinstance(said, str) else None
+
+
+def generation_of(places: Sequence[Path]) -> dict[str, Any]:
+    """Settings of generation beside the first of some folders that has any, but for what they say of themselves."""
+    file = next((file for place in places if (file := place / GENERATION).is_file()), None)
+    said = {} if file is None else _read(file)
+    return {name: value for name, value in said.items() if not name.startswith("_") and name != "transformers_version"}
 
 
 def _whole(text: TextTokens | None, weights: Sequence[Path]) -> dict[str, Any]:
