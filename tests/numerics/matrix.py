@@ -31,10 +31,11 @@ from tests.farm import Farm, Finished, free_port
 from tests.small_runs import ranks
 from trainer.data.prepare import prepare
 from trainer.launch.rank_env import RankEnv
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import RECOMPUTE, TARGETS, DataConfig, ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.schema import ACTIVATIONS, MATRICES, RECOMPUTE, SCHEDULES, TARGETS, DataConfig, ResolvedTrainConfig, TrainConfig
 from trainer.shared.run.tuning import text_model
 
 if TYPE_CHECKING:
@@ -107,6 +108,12 @@ class Case:
         return json.dumps(asdict(self))
 
 
+def family_kind(name: str) -> tuple[bool, bool, bool]:
+    """What no key of the model changes: whether the embedding has a norm, whether dropout, and whether norms multiply by 1 + weight."""
+    family = FAMILIES[name]
+    return family.embedding_norm, family.embedding_dropout, family.norm_offset
+
+
 def draw(seed: int, index: int) -> Case:
     """Case number ``index``."""
     dice = random.Random(f"{seed}/{index}")
@@ -118,7 +125,7 @@ def draw(seed: int, index: int) -> Case:
 
 def _draw_any(dice: random.Random) -> Case:
     tensor, pipeline, data, sharding = _draw_degrees(dice)
-    schedule = dice.choice(["gpipe", "1f1b", "interleaved", "zero_bubble"] if pipeline > 1 else ["gpipe", "1f1b", "zero_bubble"])
+    schedule = dice.choice(SCHEDULES if pipeline > 1 else ["gpipe", "1f1b", "zero_bubble"])
     virtual = dice.choice([2, 3, 4]) if schedule == "interleaved" else 1
     layout = {
         "tensor": tensor,
@@ -141,7 +148,7 @@ def _draw_any(dice: random.Random) -> Case:
         kind = kind | {"task": f"task{tune['tasks']}"}
     heads = tensor * dice.choice([1, 2]) if tensor > 1 else dice.choice([2, 4])
     model = {
-        "family": dice.choice(["gpt", "llama", "bloom"]),
+        "family": dice.choice(dice.choice(list(FAMILY_KINDS.values()))),
         "tied": dice.random() < 0.5,
         "dropout": dice.choice([0.0, 0.0, 0.1]),
         "attention": dice.choice(["fused", "unfused"]),
@@ -150,7 +157,7 @@ def _draw_any(dice: random.Random) -> Case:
         "hidden": heads * dice.choice([4, 8]),
         "ffn": tensor * dice.choice([8, 12]),
         "layers": max(2, pipeline * virtual) + dice.choice([0, 0, 1]),
-        "activation": dice.choice(["gelu", "swiglu", "squared_relu"]),
+        "activation": dice.choice(ACTIVATIONS),
         "vocab": VOCAB if kind else 61,
         "seq": tensor * -(-(24 if kind else 12) // tensor),
     }
@@ -161,7 +168,8 @@ def _draw_any(dice: random.Random) -> Case:
     }
     batch = layout["micro_batch"] * data * dice.choice([1, 2, 3])
     case = Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]), batch, tune, run, kind)
-    return _with_corners(dice, case) if dice.random() < 0.5 or model["layers"] > 4 else case
+    case = _with_corners(dice, case) if dice.random() < 0.5 or model["layers"] > 4 else case
+    return _with_options(dice, case) if dice.random() < 0.8 else case
 
 
 def _draw_degrees(dice: random.Random) -> tuple[int, int, int, tuple[int, ...]]:
@@ -214,6 +222,105 @@ def _with_corners(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=layout, model=model, batch=batch, precision="fp64")
 
 
+OPTIONS: dict[str, list[Any]] = {
+    "head_width": [12, 16],
+    "biases": [[], ["qkv", "down"], [*MATRICES], ["output", "up", "head"], ["head"]],
+    "positions": ["learned", "rotary", "alibi", "none", "none"],
+    "norm": ["layer", "layer_no_bias", "layer_no_bias", "rms"],
+    "norm_at": ["before", "after", "both"],
+    "qk_norm": ["none", "head", "width"],
+    "residual": ["sequential", "parallel", "parallel_one_norm"],
+    "window": [1, 3, 5],
+    "full_every": [0, 2],
+    "score_cap": [0.5],
+    "logit_cap": [0.7],
+    "attention_scale": [0.3],
+    "embedding_scale": [3.0],
+    "residual_scale": [0.5],
+    "logit_scale": [0.5],
+}
+"""Values of the model's keys that every family leaves to their defaults, or chooses from. Caps are low enough to bend what they cap."""
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0, "original": 8},
+    "llama3": {"factor": 4.0, "original": 8, "low": 0.5, "high": 2.0},
+    "yarn": {"factor": 4.0, "original": 8, "fast": 2.0, "slow": 0.2},
+    "longrope": {"factor": 3.0, "original": 8},
+}
+FAMILY_KINDS = {
+    kind: [name for name, family in FAMILIES.items() if not family.attention_sinks and family_kind(name) == kind]
+    for kind in sorted({family_kind(name) for name, family in FAMILIES.items() if not family.attention_sinks})
+}
+"""Families by what no key of the model changes."""
+
+
+def _with_options(dice: random.Random, case: Case) -> Case:
+    """``case`` with other values for some of the model's keys. In fp64, for norms over few elements make much of rounding."""
+    share = dice.choice([0.3, 0.7])
+    model = case.model | {name: dice.choice(values) for name, values in OPTIONS.items() if dice.random() < share}
+    if "window" not in model:
+        model.pop("full_every", None)
+    if "head" in model.get("biases", ()):
+        model["tied"] = False
+    if dice.random() < 0.4:
+        kind = dice.choice(list(ROPES))
+        width = model.setdefault("head_width", 12)
+        turning = dice.choice([1.0, 0.5])
+        factors = [dice.choice([1.0, 1.5, 3.0]) for _ in range(round(width * turning) // 2)]
+        model["rope"] = {"kind": kind, "share": turning, **ROPES[kind]} | (
+            {"short": factors, "long": factors} if kind == "longrope" else {}
+        )
+        model["rope"] |= {"skip_every": dice.choice([0, 2])} | ({"local_theta": 50.0} if "window" in model and dice.random() < 0.5 else {})
+        model["positions"] = "rotary"
+    return replace(case, model=model, precision="fp64")
+
+
+OPTIONS_OF_NOTE = {
+    **{f"{name}={value}": (name, value) for name in ("norm_at", "qk_norm", "residual") for value in OPTIONS[name][1:]},
+    **{f"positions={value}": ("positions", value) for value in ("alibi", "none")},
+    "norm=layer_no_bias": ("norm", "layer_no_bias"),
+    "full_every": ("full_every", 2),
+}
+"""Values that are tried under each kind of layout."""
+VALUED = ("head_width", "window", "score_cap", "logit_cap", "attention_scale", "embedding_scale", "residual_scale", "logit_scale")
+"""Keys of which any value is."""
+ROTARY = ("scaled", "share", "skip_every", "local_theta")
+"""Likewise of rotary positions."""
+
+
+def options(case: Case) -> set[str]:
+    """The choices of ``case`` that a plain model does not make."""
+    model, rope = case.model, case.model.get("rope", {})
+    told = {name: FAMILIES[model["family"]].default(name) for name, _ in OPTIONS_OF_NOTE.values()} | model
+    found = {title for title, (name, value) in OPTIONS_OF_NOTE.items() if told[name] == value} | {*VALUED} & model.keys()
+    turning = {"scaled": rope.get("kind", "default") != "default", "share": rope.get("share", 1) < 1} | {
+        name: bool(rope.get(name)) for name in ("skip_every", "local_theta")
+    }
+    return (
+        found
+        | {f"rope.{name}" for name in ROTARY if turning[name]}
+        | ({"bias of the head"} if "head" in model.get("biases", ()) else set())
+    )
+
+
+def kinds_of_layout(case: Case) -> set[str]:
+    """What each of ``options`` has to meet."""
+    layout = case.layout
+    held = {
+        "tensor": layout["tensor"] > 1,
+        "sequence parallelism": layout["sequence_parallel"],
+        "sharded parameters": layout["sharding"]["params"] > 1,
+        "selective recomputation": layout["recompute"] == "selective",
+        "full recomputation": layout["recompute"] == "full",
+        "dropout": case.model["dropout"] > 0,
+        "low-rank tuning": case.tune.get("method") == "lora",
+        "chunks of the loss": case.run["loss_chunk_mb"] is not None,
+        **{name: layout["pipeline"] > 1 and layout["schedule"] == name for name in SCHEDULES},
+    }
+    return {name for name, holds in held.items() if holds}
+
+
 def traits(case: Case) -> dict[str, Any]:
     """Where a case is on each axis of the space."""
     layout, model, run = case.layout, case.model, case.run
@@ -232,7 +339,7 @@ def traits(case: Case) -> dict[str, Any]:
         "order": layout["order"],
         "micro-batch": layout["micro_batch"],
         "micro-batches": case.batch // layout["micro_batch"] // layout["data"],
-        "family": (model["family"], model["tied"]),
+        "family": (family_kind(model["family"]), model["tied"]),
         "attention": (model["attention"], model["dropout"] > 0),
         "keys": "one" if heads[0] == 1 < heads[1] else heads[0] < heads[1],
         "activation": model["activation"],
@@ -244,22 +351,25 @@ def traits(case: Case) -> dict[str, Any]:
         "tasks": case.tune.get("tasks", 1),
         "loss": run["loss_chunk_mb"] is not None,
         "buckets": run["bucket_mb"],
+        "rope": case.model.get("rope", {}).get("kind"),
     }
 
 
 @cache
-def designed(seed: int, count: int, choice: int = 40) -> list[Case]:
+def designed(seed: int, count: int, choice: int = 60) -> list[Case]:
     """``count`` cases, each the one of the next ``choice`` draws that has the most values of axes that none before it has, and after that
-    the most pairs of values for each of its ranks."""
+    the most pairs of an option and a kind of layout, then of any values, for each of its ranks."""
     chosen: list[Case] = []
     seen: set[Any] = set()
     for number in range(count):
         draws = [draw(seed, index) for index in range(number * choice, (number + 1) * choice)]
         found = [set(traits(case).items()) for case in draws]
+        met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
-        best = max(range(choice), key=lambda n: (len(found[n] - seen), len(every[n] - seen) / draws[n].ranks))
+        worth = [(len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks) for n in range(choice)]
+        best = max(range(choice), key=lambda n: worth[n])
         chosen.append(draws[best])
-        seen |= every[best]
+        seen |= every[best] | met[best]
     return chosen
 
 

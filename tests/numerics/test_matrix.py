@@ -5,7 +5,21 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from numerics.matrix import LEVELS, STEPS, TASKS, Case, Matrix, by_ranks, designed, draw, traits
+from numerics.matrix import (
+    FAMILY_KINDS,
+    LEVELS,
+    ROPES,
+    STEPS,
+    TASKS,
+    Case,
+    Matrix,
+    by_ranks,
+    designed,
+    draw,
+    kinds_of_layout,
+    options,
+    traits,
+)
 
 from tests.farm import Farm
 from trainer.shared.run.schema import METHODS, RECOMPUTE, SCHEDULES
@@ -48,17 +62,26 @@ def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(
 def test_designed_layouts_reach_what_any_layout_could_have(pytestconfig: pytest.Config) -> None:
     cases = designed(pytestconfig.getoption("--layout-seed"), DESIGNED)
     assert set(by_ranks(cases)) <= set(RANKS)
-    reached = {name: {traits(case)[name] for case in cases} for name in traits(cases[0])}
+    reached = {name: {traits(case)[name] for case in cases if name in traits(case)} for case in cases for name in traits(case)}
     assert reached["levels"] == set(LEVELS)
     assert {*itertools.product(SCHEDULES, RECOMPUTE)} <= reached["schedule"]
     degrees = {1, 2, 3, 4, 5, 6, 8}
     assert reached["data"] == degrees and reached["tensor"] == degrees and reached["pipeline"] == degrees
     assert reached["virtual"] == {1, 2, 3, 4} and reached["tasks"] == {1, *TASKS}
-    assert reached["family"] == {*itertools.product(["gpt", "llama", "bloom"], [False, True])} and reached["tuned"] == {*METHODS}
+    assert reached["family"] == {*itertools.product(FAMILY_KINDS, [False, True])} and reached["tuned"] == {*METHODS}
     assert {kind for kind, _ in reached["data kind"]} == {"synthetic", "corpus", "instructions"} and ("instructions", True) in reached[
         "data kind"
     ]
     assert reached["buckets"] == {0.0, 0.03, 25.0} and reached["loss"] == {False, True} and len(reached["keys"]) == 3
+
+
+def test_designed_layouts_have_every_option_of_a_model_under_every_kind_of_layout(pytestconfig: pytest.Config) -> None:
+    cases = designed(pytestconfig.getoption("--layout-seed"), DESIGNED)
+    met = set(itertools.chain.from_iterable(itertools.product(options(case), kinds_of_layout(case)) for case in cases))
+    every = {option for option, _ in met}
+    assert len(every) >= 23 and {kind for _, kind in met} >= {*SCHEDULES, "tensor", "low-rank tuning"}
+    assert len({*itertools.product(every, {kind for _, kind in met})} - met) <= 2
+    assert {case.model["rope"]["kind"] for case in cases if "rope" in case.model} == {*ROPES}
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:

@@ -143,12 +143,10 @@ class RMSNorm(Norm):
 class WidthNorm(Norm):
     """RMSNorm of x [s, b, heads, d] over all heads together. Where ranks have some of the heads each, ``total`` sums over them."""
 
-    total: Callable[[Tensor], Tensor] | None = None
-    heads: int  # of all ranks
-
     def __init__(self, shape: tuple[int, ...], eps: float, offset: bool = False, bias: bool = False, placement: Placement | None = None):
         super().__init__(shape, eps, offset, bias, placement)
-        self.heads = shape[0]
+        self.heads = shape[0]  # of all ranks
+        self.total: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -80,7 +80,7 @@ class Head(nn.Module):
         super().__init__()
         self.norm, self.scale, self.cap = norm(c), c.logit_scale, c.logit_cap
         tied = EMBEDDING_WEIGHT if c.tied else None
-        self.output = Linear(c.hidden, (c.vocab,), c.init_std, bias=False, cut=VOCABULARY, tied=tied)
+        self.output = Linear(c.hidden, (c.vocab,), c.init_std, "head" in c.biases, cut=VOCABULARY, tied=tied)
 
     def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
         x = self.norm(x) if self.scale == 1 else self.norm(x) * self.scale

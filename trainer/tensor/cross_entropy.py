@@ -65,7 +65,7 @@ def answered(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
     whole = ready(head.region.gather(x))
     height = targets.height(head)
     parts = zip(whole.flatten(0, 1).split(height), targets.tokens.flatten().split(height))
-    right = [_likeliest(rows @ head.weight.t(), wanted, targets.present, head.region.group) for rows, wanted in parts]
+    right = [_likeliest(head.product(rows[None], head.bias)[0], wanted, targets.present, head.region.group) for rows, wanted in parts]
     return torch.cat(right).view(targets.tokens.shape).all(0)
 
 
@@ -93,7 +93,8 @@ class _HeadLoss(torch.autograd.Function):
         (x,), head = ctx.saved_tensors, ctx.head
         whole = ready(head.region.gather(x))
         dx = torch.empty_like(whole) if ctx.needs_input_grad[0] else None
-        products = _products(_chunks(whole, head, ctx.targets, gradient=True), head.weight, dx, ctx.value)
+        d_bias = torch.zeros_like(head.bias) if head.bias is not None and head.bias.requires_grad else None
+        products = _products(_chunks(whole, head, ctx.targets, gradient=True), head.weight, dx, d_bias, ctx.value)
         if head.weight.requires_grad and head.gradients.defers and ctx.targets.height(head) == len(whole.flatten(0, 1)):
             (only,) = products  # nothing overwrites its logits
             head.gradients.later(lambda: head.gradients.add_product(head.weight, *only), *only)
@@ -102,6 +103,8 @@ class _HeadLoss(torch.autograd.Function):
         else:
             for _ in products:
                 pass
+        if head.bias is not None and d_bias is not None:
+            head.gradients.add(head.bias, d_bias)
         return None if dx is None else ready(head.region.sum(dx)), None, None, None
 
 
@@ -115,12 +118,16 @@ class _Chunk:
     d_logits: Tensor
 
 
-def _products(chunks: Iterator[_Chunk], weight: Tensor, dx: Tensor | None, loss: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The factors of the weight's gradient. Fills in ``dx``, and adds to ``loss``, on the way."""
+def _products(
+    chunks: Iterator[_Chunk], weight: Tensor, dx: Tensor | None, d_bias: Tensor | None, loss: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The factors of the weight's gradient. Fills in ``dx``, and adds to ``d_bias`` and ``loss``, on the way."""
     for chunk in chunks:
         loss.add_(chunk.loss)
         if dx is not None:
             torch.mm(chunk.d_logits, weight, out=dx.view(-1, dx.shape[-1])[chunk.rows])
+        if d_bias is not None:
+            d_bias.add_(chunk.d_logits.sum(0))
         yield chunk.d_logits, chunk.x
 
 
@@ -133,6 +140,8 @@ def _chunks(x: Tensor, head: ColumnLinear, targets: Targets, gradient: bool) -> 
     for first in range(0, len(rows), height):
         part = slice(first, min(first + height, len(rows)))
         logits = torch.mm(rows[part], head.weight.t(), out=buffer[: part.stop - first])
+        if head.bias is not None:
+            logits.add_(head.bias)
         shares = None if targets.cap is None else logits.div_(targets.cap).tanh_().clone()
         if targets.cap is not None:
             logits.mul_(targets.cap)

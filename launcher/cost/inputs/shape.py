@@ -67,7 +67,7 @@ def _traits(model: ResolvedModelConfig, seq: Array) -> dict[str, Any]:
         "gated": model.gated,
         "biases": tuple(model.biases),
         "scale_only_norm": NORM_VECTORS[model.norm] == 1,
-        "block_norms": 1 if model.residual == "parallel_one_norm" else NORMS[model.norm_at],
+        "block_norms": NORMS[model.norm_at] - (model.residual == "parallel_one_norm" and model.norm_at != "after"),
         "qk_norm": model.qk_norm,
         "positions": seq + family.further_positions if model.positions == "learned" else 0,
         "embedding_norm": family.embedding_norm,

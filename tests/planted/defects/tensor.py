@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.planted.defect import Defect
 
+BLOCKS = "trainer/tensor/block_attention.py"
 LAYERS, DROPOUT, LOSS = "trainer/tensor/layers.py", "trainer/tensor/dropout.py", "trainer/tensor/cross_entropy.py"
 LAYOUTS = "tests/numerics/test_layouts_agree.py tests/numerics/test_matrix.py"
 
@@ -92,5 +93,33 @@ DEFECTS = [
         "_cross_entropy(logits, wanted[part], weights[part], targets,",
         "_cross_entropy(logits, wanted[part], weights[: part.stop - first], targets,",
         "tests/trainer/test_head_loss.py tests/numerics/test_matrix.py",
+    ),
+    Defect(
+        "gradients of the norms of each head are not summed over the tensor ranks",
+        "trainer/models/layers.py",
+        '(c.head_width,), c.norm_eps, offset, bias, {"tensor": Partial()})',
+        "(c.head_width,), c.norm_eps, offset, bias)",
+        LAYOUTS,
+    ),
+    Defect(
+        "a norm of the whole width knows this rank's heads alone",
+        "trainer/tensor/parallelize.py",
+        "part.total = SumOverRanks(self.region.group)",
+        "pass",
+        LAYOUTS,
+    ),
+    Defect(
+        "a block of queries looks one position too far back",
+        BLOCKS,
+        "hidden = hidden | (place <= place[rows, None] - self.window)",
+        "hidden = hidden | (place < place[rows, None] - self.window)",
+        LAYOUTS,
+    ),
+    Defect(
+        "scores that are capped have the slope of those that are not",
+        BLOCKS,
+        "scores, slope = share * self.cap, 1 - share.square()",
+        "scores, slope = share * self.cap, None",
+        LAYOUTS,
     ),
 ]

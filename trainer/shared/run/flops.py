@@ -65,13 +65,14 @@ def model_flops(model: ResolvedModelConfig, sequences: int) -> float:
 
 
 def recomputed_flops(model: ResolvedModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
-    """FLOPs that recomputation adds: a forward of each attention core, or of each block except the product that ends its MLP."""
+    """FLOPs that recomputation adds: a forward of each attention core, or of each block except the product that ends its MLP, unless a norm
+    reads its output."""
     match layout.recompute:
         case "selective":
             again = sum(core_flops(model, block) for block in range(model.layers)) / model.layers
         case "full":
             each = sum(block_flops(model, block) for block in range(model.layers)) / model.layers
-            again = each - matrix_flops(model.seq, model.hidden * model.ffn)
+            again = each - (matrix_flops(model.seq, model.hidden * model.ffn) if model.norm_at == "before" else 0)
         case _:
             again = 0.0
     return sequences * recomputed_blocks * again

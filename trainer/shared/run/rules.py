@@ -200,6 +200,11 @@ def check_model(given: ModelConfig) -> None:
         _check_rope(model)
     if model.window is None and model.full_every:
         raise ConfigError(f"model.full_every={model.full_every} says which blocks ignore a window, and there is none; set model.window")
+    if model.score_cap is not None and model.positions == "alibi":
+        raise ConfigError(
+            f"model.score_cap={model.score_cap:g} would cap the linear biases of model.positions=alibi, which are told up to a constant of "
+            "each row; leave the cap out or use model.positions=rotary"
+        )
     if "head" in model.biases and model.tied:
         raise ConfigError("model.biases has a bias of the head, which model.tied=true shares with the embedding; leave one of them out")
     _check_experts(model)
