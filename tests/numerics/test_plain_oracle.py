@@ -81,6 +81,8 @@ def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[s
         {"activation": "squared_relu"},
         {"attention": "unfused"},
         {"family": "bloom", "attention": "unfused"},
+        {"score_cap": 0.3, "window": 5, "full_every": 2, "logit_cap": 0.7},
+        {"tied": False, "biases": ["head"], "qk_norm": "width", "norm_at": "both", "logit_scale": 0.5, "residual_scale": 0.5},
     ],
     ids=str,
 )

@@ -113,13 +113,13 @@ DEFECTS = [
         BLOCKS,
         "hidden = hidden | (place <= place[rows, None] - self.window)",
         "hidden = hidden | (place < place[rows, None] - self.window)",
-        LAYOUTS,
+        "tests/numerics/test_plain_oracle.py",
     ),
     Defect(
         "scores that are capped have the slope of those that are not",
         BLOCKS,
         "scores, slope = share * self.cap, 1 - share.square()",
         "scores, slope = share * self.cap, None",
-        LAYOUTS,
+        "tests/numerics/test_plain_oracle.py",
     ),
 ]
