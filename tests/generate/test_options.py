@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.numerics.test_plain_oracle import plain_model, run_of
 from trainer.comm.collectives import World
 from trainer.generate.session import Session
+from trainer.state.parameters import OptimizerShard
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +33,13 @@ def test_a_text_that_is_read_in_parts_has_the_logits_of_the_whole(model: dict[st
     config = run_of(seq=16, **model)
     network, *_ = plain_model(config)
     tokens = torch.randint(config.model.vocab, (16, 2), generator=torch.Generator().manual_seed(0))
-    session = Session(config, World(0, 1, torch.device("cpu"), "", 0, 10.0), lambda shards: None)
+    weights = dict(network.named_parameters())
+
+    def load(shards: Sequence[OptimizerShard]) -> None:
+        for shard in shards:
+            shard.weight.copy_(weights[shard.record.name].detach().flatten()[shard.offset : shard.offset + shard.numel])
+
+    session = Session(config, World(0, 1, torch.device("cpu"), "", 0, 10.0), load)
     with torch.no_grad():
         whole = network(tokens)
         memory, padded = session.begin([0, 2]), tokens.clone()

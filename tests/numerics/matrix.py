@@ -527,7 +527,9 @@ def _fault(case: Case, found: dict[str, torch.Tensor] | Failed, expected: dict[s
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     if not torch.isfinite(found).all():
         return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-4))  # of less, rounding is most: a key norm's bias has no gradient
+    return float(
+        (found - expected).abs().max() / expected.abs().max().clamp_min(1e-4)
+    )  # of less, rounding is most: a key norm's bias has no gradient
 
 
 def main() -> int:

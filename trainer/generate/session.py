@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainer.build import build_rank
 from trainer.comm.collectives import World
 from trainer.generate.cache import Memory, Reading, place
+from trainer.models.attention import capped
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.pipeline.runtime import Boundary
 from trainer.shared.parallel.boundary import boundary_shapes
@@ -41,13 +42,13 @@ class Words:
     """Tokens [s, b] on their way through the pipeline (``trainer.pipeline.runtime.Batch``)."""
 
     rows: Tensor
+    logit_cap: float | None
 
     def tokens(self, micro_batch: int) -> Tensor:
         return self.rows
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
-        logits: Tensor = head(x)
-        return logits
+        return capped(head(x), self.logit_cap)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
         return DropoutKey(0, 0)
@@ -125,7 +126,7 @@ class Session:
         shapes = boundary_shapes(rows.shape[1], rows.shape[0], self.config.model.hidden)
         rank.recorder.begin()
         self.pipeline.boundary = Boundary.of(shapes, rank.region, rank.precision.compute, self.world.device)
-        outputs = self.pipeline.losses_of(Words(rows.t()))
+        outputs = self.pipeline.losses_of(Words(rows.t(), self.config.model.logit_cap))
         return self._whole(outputs[0]) if outputs else None
 
     def _whole(self, logits: Tensor) -> Tensor:
