@@ -1,4 +1,4 @@
-"""The protocol for followers of a running sweep: progress on the terminal, the MLflow mirror, a search. Methods do nothing by default."""
+"""The protocol for followers of a running sweep: progress on the terminal, the MLflow mirror, a search."""
 
 from __future__ import annotations
 

@@ -53,12 +53,15 @@ def _placed(record: Record) -> str:
     return f"{record.id}  attempt {record.attempt} {record.avoided_words}" if submitted else ""
 
 
-class Lines(Observer):
+class Lines:
     """A line for each trial that ends or is tried again."""
 
     def __init__(self, total: int, names: Mapping[str, str]):
         self._total, self._ended, self._names = total, 0, names
         self._said: set[str] = set()
+
+    def begin(self) -> None:
+        """Does nothing: the constructor has shown the work ahead."""
 
     def on_trial(self, record: Record) -> None:
         if record.status.final:
@@ -77,8 +80,11 @@ class Lines(Observer):
                 self._said.add(detail)
                 say(f"{count} trial{'s' if count != 1 else ''}: {detail}")
 
+    def close(self) -> None:
+        """Nothing is held."""
 
-class Bars(Observer):
+
+class Bars:
     """A bar for the sweep and one for each trial under way; a single trial has only its own."""
 
     def __init__(self, records: Sequence[Record], names: Mapping[str, str]):
@@ -90,6 +96,9 @@ class Bars(Observer):
         self._trials: dict[str, TaskID] = {}
         self._refreshed = 0.0
         self._bars.start()
+
+    def begin(self) -> None:
+        """Does nothing: the constructor has shown the work ahead."""
 
     def on_trial(self, record: Record) -> None:
         if record.status.final:

@@ -22,7 +22,6 @@ from launcher.results.ranking import Measurement, agreeing, compared
 from launcher.results.ranking import measurement as as_ranked
 from launcher.search.policy import P, Policy, Searched, SearchTrial, Stop, TrialObservation
 from launcher.search.steps import OWN_STEPS, ending, enough_of, known_to, noise_of, scatter_of
-from launcher.sweep.observer import Observer
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
 from trainer.shared.records.outcome import Reason, Status
@@ -188,7 +187,7 @@ def _step_seconds(record: Record, wanted: Callable[[int], bool]) -> list[float]:
 
 
 @dataclass
-class _Watch(Observer):
+class _Watch:
     """Gives a trial up as soon as its steps show that it cannot win, and ends one whose step time is known."""
 
     store: Store
@@ -201,6 +200,12 @@ class _Watch(Observer):
     def reasons(self) -> tuple[Reason, ...]:
         """Reasons for which trials may be ended; the second, once the step time is known well enough."""
         return (Reason.CANNOT_WIN, Reason.MEASURED) if self.enough else (Reason.CANNOT_WIN,)
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def on_trial(self, record: Record) -> None:
+        """Nothing to do: only steps count."""
 
     def on_poll(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -221,3 +226,6 @@ class _Watch(Observer):
             error = 100 * known_to(steps, self.scatter, warm)
             return reason, f"step time known to {error:.2f} % after {len(steps)} of {len(steps) + left} measured steps"
         return None
+
+    def close(self) -> None:
+        """Nothing is held."""
