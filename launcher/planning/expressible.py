@@ -54,7 +54,7 @@ def within_told(limits: SpaceConfig, trainer: TrainerProfile) -> SpaceConfig:
     """``limits`` without the axes that ``trainer`` has no words for, so that they are not enumerated: context and experts. What a trainer
     that is only predicted could be told, its profile says as well."""
     told = set() if trainer.embedded else mentioned(trainer.launch).keys()
-    untold = {f"max_{name}": 1 for name in UNTRAINED_AXES if f"layout.{name}" not in told}
+    untold: dict[str, Any] = {f"max_{name}": 1 for name in UNTRAINED_AXES if f"layout.{name}" not in told}
     return dataclasses.replace(limits, **untold)
 
 

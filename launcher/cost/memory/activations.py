@@ -103,7 +103,8 @@ def _copies_norm_inputs(case: Case) -> bool:
 def norms(case: Case) -> Array:
     """Of all norms of the hidden state; the output of the one before the MLP feeds its first product alone. And of queries and keys."""
     s = case.shape
-    heads = {"none": 0.0, "head": case.tokens * (s.heads + s.kv_heads) * 4, "width": case.tokens * 8.0}[s.qk_norm]
+    statistics: dict[str, Array] = {"none": 0.0, "head": (s.heads + s.kv_heads) * 4, "width": 8.0}
+    heads = case.tokens * statistics[s.qk_norm]
     widths = 0.0 if s.qk_norm == "none" else case.tokens * (s.query_width + s.kv_width) * case.width
     return s.block_norms * one_norm(case) - rows(case) * (narrow(case) - input_bytes(case, "gates")) + (widths + heads) / case.tensor
 
