@@ -20,6 +20,8 @@ from launcher.search.problem import ladder, shrunk
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import LayoutConfig, ShardingConfig
 
+pytestmark = pytest.mark.slow
+
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
     "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "vocab_size": 128256,
