@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.config import compose, resolve
 from launcher.config.rules import GIVEN
 from launcher.config.schema import Config, HardwareConfig, LocalCluster
 from launcher.config.trainer import LaunchProfile
@@ -152,3 +153,9 @@ def test_what_an_id_knows_by_its_path_alone_is_said_to_have_changed(
     assert len(said("b", "two")) == 2 and len(said("b", "two")) == 2, "until it is measured again"
     assert said("b", "two", rerun=True) == said("b", "two") == []
     assert (trial_id(own), trial_id(other)) == before
+
+
+def test_a_trial_at_another_price_is_the_same_trial() -> None:
+    config = resolve(compose([]))
+    dearer = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, price_per_gpu_hour=2.5))
+    assert trial_id(dearer) == trial_id(config)
