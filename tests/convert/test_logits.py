@@ -37,6 +37,17 @@ MODELS = {
     "llama": ModelConfig(family="llama", rope_theta=500.0, **SMALL),  # type: ignore[arg-type]
     "llama grouped tied": ModelConfig(family="llama", kv_heads=2, ffn=80, tied=True, norm_eps=1e-6, **SMALL),  # type: ignore[arg-type]
     "bloom": ModelConfig(family="bloom", **(SMALL | {"heads": 2})),  # type: ignore[arg-type]
+    "qwen3 window": ModelConfig(family="qwen3", kv_heads=2, head_width=12, window=5, full_every=2, **SMALL),  # type: ignore[arg-type]
+    "gemma2": ModelConfig(
+        family="gemma2",
+        kv_heads=2,
+        window=5,
+        full_every=2,
+        score_cap=2.0,
+        logit_cap=3.0,
+        embedding_scale=32**0.5,
+        **SMALL,  # type: ignore[arg-type]
+    ),
     "bloom odd heads": ModelConfig(family="bloom", **(SMALL | {"hidden": 24, "heads": 6})),  # type: ignore[arg-type]
 }
 THEIRS = {

@@ -77,7 +77,7 @@ def test_other_methods_have_no_such_form(farm: Farm, tmp_path: Path) -> None:
         export_adapter(Path(folder), tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("family", FEW)
+@pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_folder_that_peft_saved_is_the_same_function_here(farm: Farm, tmp_path: Path, family: str) -> None:
     """With a factor A of each matrix' own, and some matrices left out; and what is exported comes back as it was."""
     base = tmp_path / "base"
