@@ -92,7 +92,6 @@ COST = {
     "inference": ("inputs", "time", "parts"),
     "model": ("inputs", "time", "memory", "parts"),
     "normal": (),
-    "selection": (),
     "uncertainty": ("parts", "normal"),
     "known": ("inputs", "uncertainty"),
     "prediction": ("inputs", "memory", "model", "calibration", "known", "uncertainty"),

@@ -19,7 +19,6 @@ from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.cost.recomputing import of_use, plain
-from launcher.cost.selection import selection_factor
 from launcher.cost.thresholds import CANNOT_FIT, FITS
 from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest, most_telling
 from launcher.planning.expressible import expressible, refuse_axes, within_told
@@ -65,11 +64,6 @@ class Plan:
     def candidates(self) -> np.ndarray:
         """Rows that are likely to fit: in, or dominated by one that is."""
         return np.flatnonzero((self.verdict == IN) | (self.verdict == DOMINATED))
-
-    @cached_property
-    def expected(self) -> float:
-        """Seconds of a step of the fastest layout that is in, given that it was picked from all candidates."""
-        return float(self.seconds[self.order[0]]) * selection_factor(self.seconds[self.candidates], self.widths.rough)
 
     @property
     def believed(self) -> Mixture:

@@ -9,27 +9,26 @@ from typing import Any
 
 from launcher.config import Config, resolve
 from launcher.goals.views import Entry, Line, View
-from launcher.labels import amount, duration, percent, seconds
+from launcher.labels import amount, duration
 from launcher.planning.layout_names import name_of, overrides_of
 from launcher.planning.plan import Plan
 from trainer.shared.run.errors import ConfigError
 
 
 def whole_run(config: Config, planned: Plan) -> dict[str, Any]:
-    """Returns what all ``run.steps`` are expected to take by the fastest layout: seconds, GPU-hours of all ranks, and their price if
+    """Returns the predicted cost of all ``run.steps`` by the fastest layout: seconds, GPU-hours of all ranks, and their price if
     ``cluster.price_per_gpu_hour`` is given."""
-    took = config.run.steps * planned.expected
+    step = float(planned.seconds[planned.order[0]])
+    took = config.run.steps * step
     hours, price = took * config.cluster.world_size / 3600, config.cluster.price_per_gpu_hour
     return {
         "steps": config.run.steps,
         "tokens": config.run.steps * config.run.global_batch * config.model.seq,
-        "predicted_step_s": float(planned.seconds[planned.order[0]]),
-        "expected_step_s": planned.expected,
+        "step_s": step,
         "seconds": took,
         "gpu_hours": hours,
         "price_per_gpu_hour": price,
         "price": None if price is None else hours * price,
-        "candidates": len(planned.candidates),
     }
 
 
@@ -48,14 +47,9 @@ def next_command(config: Config, planned: Plan, words: Sequence[str]) -> dict[st
 def shown(document: Entry) -> Iterator[View]:
     """Yields them for people, wrapped where the terminal ends but for the command, which is pasted as it is."""
     run, then = document["run"], document["next"]
-    slower = percent(run["expected_step_s"] / run["predicted_step_s"] - 1, signed=True)
     yield f"These are times of the trainer {document['trainer']}."
-    yield (
-        f"Picked as the fastest of {run['candidates']:,}, a step of the first is expected to take {seconds(run['expected_step_s'])} "
-        f"({slower}): the luckiest of many predictions is too fast."
-    )
     price = "" if run["price"] is None else f", {amount(run['price'])} at {run['price_per_gpu_hour']:g} a GPU-hour"
-    work = f"All {run['steps']:,} steps ({amount(run['tokens'])} tokens)"
+    work = f"All {run['steps']:,} steps ({amount(run['tokens'])} tokens) by the first layout"
     yield f"{work}: {duration(run['seconds'])}, {amount(run['gpu_hours'])} GPU-hours{price}."
     if then["refused"]:
         yield f"trireme train refuses it: {then['refused']}"
