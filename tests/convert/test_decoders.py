@@ -32,7 +32,7 @@ logging.set_verbosity_error()
 logging.disable_progress_bar()
 
 LENGTH, VOCAB = 14, 53
-SEEDS = int(os.environ.get("SEEDS", 3))
+SEEDS = int(os.environ.get("SEEDS", 2))
 MODULES = {"gemma3_text": "gemma3"}
 RENAMED = {"embed_out.weight": "lm_head.weight"}
 """In files and in networks there."""
