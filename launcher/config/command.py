@@ -14,6 +14,7 @@ from launcher.config.schema import Config
 from launcher.config.trainer import LaunchProfile, TrainerProfile
 from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.parallel.balance import blocks_per_chunk
 from trainer.shared.records.log_reader import check_patterns
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.read import flatten, to_dict
@@ -29,7 +30,7 @@ ELSE = "else"
 DERIVED = (
     *("ranks", "nodes", "ranks_per_node", "micro_batches", "layers_per_chunk", "sequences_per_replica"),
     *("tokens_per_step", "tokens_per_micro_batch", "vocab_without_end", ZERO),
-    *("even_heads", "window_before", "expert_width", "expert_blocks", "value_width", "query_groups"),
+    *("even_heads", "window_before", "expert_width", "expert_blocks", "value_width", "query_groups", "stage_symbols"),
 )
 IMPLIED = {
     "tokens_per_micro_batch": ("layout.micro_batch",),
@@ -40,6 +41,7 @@ IMPLIED = {
     "expert_blocks": ("model.experts.dense_layers", "model.experts.every"),
     "value_width": ("model.latent.value",),
     "query_groups": ("model.kv_heads",),
+    "stage_symbols": ("layout.balance",),
 }
 """Keys that derived names tell."""
 FREE = ("layout.data",)
@@ -111,6 +113,7 @@ def values_of(config: Config) -> dict[str, Any]:
         *(run.model.layers // (layout.pipeline * layout.virtual_pipeline), batch // (layout.data or 1)),
         *(batch * run.model.seq, layout.micro_batch * run.model.seq, run.model.vocab - 1, zero_stage(layout)),
         *_network(resolve_model(run.model)),
+        _stage_symbols(run.model, layout),
     )
     values |= dict(zip(DERIVED, derived, strict=True))
     values |= {"script": launch.script, "trainer": config.trainer.name} | ({"python": launch.python} if launch.python else {})
@@ -130,6 +133,14 @@ def _network(model: ResolvedModelConfig) -> tuple[Any, ...]:
         *(model.query_width == model.hidden, None if model.window is None else model.window - 1, experts.ffn or model.ffn),
         *(blocks, model.latent.value or model.head_width, "none" if model.latent.kv_rank else model.kv_heads),
     )
+
+
+def _stage_symbols(model: ModelConfig, layout: LayoutConfig) -> str:
+    """Returns the chunks of a pipeline in model order, one symbol each for embedding (E), block (t), module of a predicted token (m) and
+    loss (L): Megatron Core's ``--pipeline-model-parallel-layout``. Empty for equal chunks."""
+    if layout.balance == "equal":
+        return ""
+    return f"E{'|'.join('t' * count for count in blocks_per_chunk(model, layout))}{'m' * model.predicted_tokens}L"
 
 
 def zero_stage(layout: LayoutConfig) -> int | None:

@@ -191,3 +191,13 @@ def test_experts_of_a_rank_are_whole_or_cut_and_never_more_than_all(folder: Path
     )
     assert whole.experts_alike.tolist() == [16, 2] and cut.experts_alike.tolist() == [8, 1]
     assert (whole.experts_alike * whole.expert_tensor * whole.expert == 16).all()
+
+
+def test_a_model_of_a_prime_number_of_blocks_is_cut_by_cost_in_megatrons_symbols(folder: Path) -> None:
+    config = compose([f"model.from={folder}", "model.layers=61", "trainer=megatron_core", *NODES])
+    words = words_of(config, LayoutConfig(pipeline=4, balance="cost"))
+    (told,) = [word.partition("=")[2] for word in words if word.startswith("--pipeline-model-parallel-layout=")]
+    stages = [part.count("t") for part in told.split("|")]
+    assert told.strip("tEL|") == "" and told[0] == "E" and told[-1] == "L" and (len(stages), sum(stages)) == (4, 61) and max(stages) <= 16
+    even = words_of(compose([f"model.from={folder}", "trainer=megatron_core", *NODES]), LayoutConfig(pipeline=4))
+    assert not any(word.startswith("--pipeline-model-parallel-layout") for word in even)
