@@ -29,14 +29,14 @@ CLAUSES = {
 }
 """Clauses that stand where a verb or a noun belongs, by name."""
 LEFT = (
-    *("launcher/cli/plan.py", "launcher/cli/recipes.py", "launcher/config", "launcher/planning"),
+    "launcher/planning",
     *("trainer/engine.py", "trainer/tensor", "trainer/convert", "trainer/shared"),
 )  # fmt: skip
 """Rooms whose comments still have such phrases."""
 WITHOUT_CLAUSES = (
     *(f"launcher/{room}/" for room in ("backends", "results", "search", "stages", "sweep", "tables", "tracking", "trials")),
     *(f"trainer/{room}/" for room in ("checkpoint", "comm", "data", "launch", "measure", "stages", "state")),
-    "launcher/cli/",
+    *("launcher/cli/", "launcher/config/"),
 )
 """Rooms whose docstrings and comments have no such clauses."""
 

@@ -1,4 +1,4 @@
-"""``trireme plan``: everything that is possible on a cluster, predicted and sorted, with the reason for each that is out."""
+"""``trireme plan``: all candidates on a cluster, predicted and sorted, with the reason for each that is excluded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ examples:
 
 
 def main(argv: list[str]) -> int:
-    """0 when something fits, and keeps the limits; 1 when nothing is likely to."""
+    """Returns 0 if a candidate fits and keeps the limits; 1 if none is likely to."""
     arguments = parser().parse_intermixed_args(argv)
     check_options(arguments)
     goal, config, wanted = goal_asked(arguments.overrides, arguments.config_dir)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Raises ``ConfigError`` for options that do not go together, or a file that is not to be written."""
+    """Raises ``ConfigError`` for options that do not go together, or a file that may not be written."""
     if arguments.top < 1:
         raise ConfigError(f"--top={arguments.top} must be 1 or more")
     if arguments.svg is not None and arguments.explain is None:
@@ -70,7 +70,7 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def answer_of(planned: GoalPlan, arguments: argparse.Namespace, seconds: float) -> Answer:
-    """Returns what was asked for: one row, what to measure, or the list."""
+    """Returns the answer to the options: one row, the rows to measure, or the list."""
     if arguments.explain is not None:
         return planned.explained(arguments.explain, Path(arguments.svg or PICTURE))
     if arguments.measure is not None:
@@ -80,7 +80,7 @@ def answer_of(planned: GoalPlan, arguments: argparse.Namespace, seconds: float) 
 
 
 def parser() -> argparse.ArgumentParser:
-    """Overrides are Hydra's; the options are ours."""
+    """Returns the parser of Hydra's overrides and this command's options."""
     made = argparse.ArgumentParser("trireme plan", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_overrides(made)
     made.add_argument("--top", type=int, default=10, metavar="N", help="how many layouts are listed (default: %(default)s)")
@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def limited(config: Config, limit_gb: float | None) -> Config:
-    """``config`` with another memory budget."""
+    """Returns ``config`` with another memory budget. Raises ``ConfigError`` for one that is not a positive number."""
     if limit_gb is None:
         return config
     if not 0 < limit_gb < math.inf:
@@ -103,5 +103,5 @@ def limited(config: Config, limit_gb: float | None) -> Config:
 
 
 def drew(text: str) -> bool:
-    """Whether a file that begins like this is a picture of ``draw``."""
+    """Returns whether a file that begins with ``text`` is a picture of ``draw``."""
     return text.startswith("<svg ") and text.partition(">")[2].startswith("<style>:root")

@@ -12,7 +12,7 @@ HEADER = "# @package _global_\n"
 
 
 def as_yaml(recipe: dict[str, Any], comment: str = "") -> str:
-    """The file: Hydra's package line, a comment, the keys."""
+    """Returns the text of the file: Hydra's package line, a comment, the keys."""
     from launcher.config.yaml_text import as_config_yaml
 
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(comment, 130))
@@ -20,5 +20,5 @@ def as_yaml(recipe: dict[str, Any], comment: str = "") -> str:
 
 
 def write(path: Path, recipe: dict[str, Any], comment: str, what: str) -> None:
-    """Write what the option or key ``what`` names; ``ConfigError`` when it cannot be written."""
+    """Writes the file that the option or key ``what`` names. Raises ``ConfigError`` if it cannot be written."""
     write_named(path, as_yaml(recipe, comment), what)

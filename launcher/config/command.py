@@ -1,4 +1,4 @@
-"""What a trial of another trainer runs: a launch profile with the values of one run filled in. Pure but for the script's digest."""
+"""The command of a trial with another trainer: a launch profile with one run's values filled in. Pure but for the script's digest."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, LayoutConfig, 
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z_.0-9]*)\}")
 SHARDED = ("layout.sharding.params", "layout.sharding.grads", "layout.sharding.optimizer")
 ZERO = "zero"
-"""Derived name: the stage of ZeRO, 0 to 3, of a sharding over all replicas."""
+"""Derived name: the ZeRO stage, 0 to 3, of a sharding over all replicas."""
 ELSE = "else"
-"""In a table of words: for every other value."""
+"""Entry of a table of words that stands for every other value."""
 DERIVED = (
     *("ranks", "nodes", "ranks_per_node", "micro_batches", "layers_per_chunk", "sequences_per_replica"),
     *("tokens_per_step", "tokens_per_micro_batch", "vocab_without_end", ZERO),
@@ -43,14 +43,14 @@ IMPLIED = {
     "query_groups": ("model.kv_heads",),
     "stage_symbols": ("layout.balance",),
 }
-"""Keys that derived names tell."""
+"""Keys that a profile expresses by using a derived name."""
 FREE = ("layout.data",)
 """Layout keys that follow from the others."""
 
 
 def command_of(config: Config) -> CommandConfig | None:
-    """The command of a resolved run; None for this project's trainer. ``ConfigError`` for a profile, a layout or a run that cannot be
-    told."""
+    """Returns the command of a resolved run; None for this project's trainer. Raises ``ConfigError`` for a profile that cannot be launched,
+    and for a layout or a run that it cannot express."""
     launch = config.trainer.launch
     if not config.trainer.foreign:
         return None
@@ -75,7 +75,7 @@ def command_of(config: Config) -> CommandConfig | None:
 
 
 def check_told(config: Config) -> None:
-    """``ConfigError`` for a profile that could never be launched, and for what it could not tell of ``config``, resolved or not, under any
+    """Raises ``ConfigError`` for a profile that could never be launched, or that cannot express the run, resolved or not, under any
     layout."""
     check_profile(config.trainer.launch)
     refusal = next(iter(untold(config)), None)
@@ -87,14 +87,14 @@ def check_told(config: Config) -> None:
 
 
 def check_layout(trainer: TrainerProfile, layout: LayoutConfig) -> None:
-    """``ConfigError`` for a resolved layout that cannot be told."""
+    """Raises ``ConfigError`` for a resolved layout that the trainer's profile cannot express."""
     refusal = next(iter(inexpressible(trainer, layout)), None)
     if refusal:
         raise ConfigError(f"trainer={trainer.name} cannot be told {refusal}; use another layout, or add it to its profile")
 
 
 def check_profile(launch: LaunchProfile) -> None:
-    """``ConfigError`` for a profile that could never be launched or read."""
+    """Raises ``ConfigError`` for a profile that could never be launched, or whose log could not be read."""
     if not launch.command:
         raise ConfigError("trainer.launch.command=[] starts nothing; give the words of the trainer's command")
     if launch.script is None and any("{script}" in word for word in launch.command):
@@ -103,7 +103,7 @@ def check_profile(launch: LaunchProfile) -> None:
 
 
 def values_of(config: Config) -> dict[str, Any]:
-    """What placeholders stand for: every key of the run, derived names, the profile's own variables."""
+    """Returns the values of all placeholders: every key of the run, derived names, the profile's own variables."""
     run, launch = config.train_config(), config.trainer.launch
     values = flatten({name: value for name, value in to_dict(run).items() if name not in ("command", "requests")})
     layout, batch = config.layout, run.run.global_batch
@@ -123,8 +123,8 @@ def values_of(config: Config) -> dict[str, Any]:
 
 
 def _network(model: ResolvedModelConfig) -> tuple[Any, ...]:
-    """Whether heads divide the hidden width evenly, positions before a query that it sees, inner width of an expert, which blocks have
-    experts (``all``, or a Python list of 0 and 1), width of a value, groups of queries that share keys (``none`` with latents)."""
+    """Returns whether heads divide the hidden width evenly, positions before a query that it sees, inner width of an expert, which blocks
+    have experts (``all``, or a Python list of 0 and 1), width of a value, groups of queries that share keys (``none`` with latents)."""
     experts = model.experts
     has = [int(block >= experts.dense_layers and (block + 1) % experts.every == 0) for block in range(model.layers)]
     runs = f"[0]*{experts.dense_layers}+[1]*{model.layers - experts.dense_layers}"
@@ -144,18 +144,18 @@ def _stage_symbols(model: ModelConfig, layout: LayoutConfig) -> str:
 
 
 def zero_stage(layout: LayoutConfig) -> int | None:
-    """0 to 3 where each state is sharded over all data x context ranks or not at all; None for other factors."""
+    """Returns the ZeRO stage, 0 to 3, if each state is sharded over all data x context ranks or not at all; None for other factors."""
     data, sharding = shared_ranks(layout), layout.sharding
     stages = [(1, 1, 1), (1, 1, data), (1, data, data), (data, data, data)]
     factors = (sharding.params, sharding.grads, sharding.optimizer)
     return stages.index(factors) if factors in stages else None
 
 
-# -- what a trainer can be told -----------------------------------------------------------------------------------------
+# -- settings that a profile can express ------------------------------------------------------------------------------------
 
 
 def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
-    """Keys that a profile can tell, each with the values that it has words for (None: any)."""
+    """Returns the keys that a profile can express, each with the values that it has words for (None: any)."""
     found: dict[str, set[str] | None] = {}
     for name, told in launch.options.items():
         if told is not None:
@@ -171,36 +171,37 @@ def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
 
 
 def _words(told: Any) -> set[str] | None:
-    """Values that a table of words has entries for; None for any."""
+    """Returns the values that a table of words has entries for; None for any."""
     return set(map(yaml_word, told)) if isinstance(told, Mapping) and ELSE not in told else None
 
 
 def _without_null(told: Any) -> Any:
-    """A table of an option without the values for which a profile takes back the words of the one that it builds on."""
+    """Returns an option's table without its null entries, by which a profile removes words of the profile that it builds on."""
     return {value: words for value, words in told.items() if words is not None} if isinstance(told, Mapping) else told
 
 
 def untold(config: Config) -> list[str]:
-    """What else than its layout a trainer cannot be told of a run: ``run.precision=fp8, only bf16`` for each value that a table of its
-    profile has no entry for, and for what decides which weights learn what (``tune``, examples) where the profile does not mention it."""
+    """Lists the settings of a run, apart from its layout, that its trainer cannot be told: ``run.precision=fp8, only bf16`` for each value
+    that a table of its profile has no entry for, and for keys that decide which weights learn from which data (``tune``, examples) if the
+    profile does not mention them."""
     told = mentioned(config.trainer.launch)
     tune = {name: {yaml_word(value)} for name, value in flatten({"tune": to_dict(TuneConfig())}).items()}
     of_all = config.tune.method in tune["tune.method"]
     decisive = {name: words for name, words in tune.items() if not of_all or name in ("tune.method", "tune.base")}
-    decisive["data.kind"] = {"corpus", "synthetic"}  # of which every trainer has its own
+    decisive["data.kind"] = {"corpus", "synthetic"}  # every trainer has its own data of these kinds
     out = []
     values = flatten(dataclasses.replace(config.train_config(), model=resolve_model(config.model)))
     decisive |= {name: {yaml_word(value)} for name, value in _plain(config.model, told).items()}
     for name, value in values.items():
         allowed = told.get(name, decisive.get(name))
         if name.startswith("layout.") or value is None or allowed is None or yaml_word(value) in allowed:
-            continue  # None: it follows from other keys, and is looked at once it is resolved
+            continue  # None: it follows from other keys, and is checked once it is resolved
         out.append(f"{name}={yaml_word(value)}, only {listed(sorted(allowed))}")
     return out + _traits_untold(config.model, told)
 
 
 def _traits_untold(model: ModelConfig, told: Mapping[str, Any]) -> list[str]:
-    """What all models of a family have and no key says, where a profile tells the network but not its family."""
+    """Lists the traits that all models of a family have and no key sets, for a profile that expresses the network but not its family."""
     if "model.layers" not in told or "model.family" in told:
         return []
     family = FAMILIES[model.family]
@@ -227,12 +228,13 @@ CHOSEN = (
     ),
     *("predicted_tokens", "rope", "experts", "latent"),
 )
-"""Keys by which models of one size differ."""
+"""Keys in which models of one size differ."""
 
 
 def _plain(model: ModelConfig, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a profile that tells the shape of a network must find at each key that it has no words for: the usual value of the family that
-    it is told, or else of all families. Keys of what a model has none of say nothing, nor does how its tokens spread over experts."""
+    """Returns the values that a model must have where a profile that expresses its shape has no words for a key: the usual ones of the
+    family that the profile is told, or else of all families. Leaves out keys of parts that the model lacks, and the spread of its tokens
+    over experts."""
     if "model.layers" not in told:
         return {}
     usual = ModelConfig()
@@ -244,14 +246,15 @@ def _plain(model: ModelConfig, told: Mapping[str, Any]) -> dict[str, Any]:
     absent += ["model.experts."] * (not model.experts.count) + ["model.latent."] * (not model.latent.kv_rank)
     absent += ["model.rope."] * (resolve_model(model).positions != "rotary")
     there = ("model.experts.count", "model.latent.kv_rank")
-    scale = resolve_model(dataclasses.replace(model, attention_scale=None)).attention_scale  # by the width of its heads
+    scale = resolve_model(dataclasses.replace(model, attention_scale=None)).attention_scale  # from the width of its heads
     values = flatten({"model": to_dict(plain)}) | {"model.attention_scale": scale}
     names = [name for name in values if name.split(".")[1] in CHOSEN and (name in there or not name.startswith(tuple(absent)))]
     return {name: values[name] for name in names}
 
 
 def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
-    """Why ``layout``, resolved, cannot be told to a trainer: ``layout.pipeline=2`` for each value that its profile has no words for."""
+    """Lists the values of a resolved layout that a trainer cannot be told, as in ``layout.pipeline=2``: its profile has no words for
+    them."""
     if not trainer.foreign:
         return []
     told = mentioned(trainer.launch)
@@ -274,7 +277,7 @@ def inexpressible(trainer: TrainerProfile, layout: LayoutConfig) -> list[str]:
 
 
 def _without_equal(layout: LayoutConfig) -> LayoutConfig:
-    """``layout`` without a split in equal counts, which is what no split means."""
+    """Returns ``layout`` without a split in equal counts, which means the same as no split."""
     return dataclasses.replace(layout, stage_layers=None) if len(set(layout.stage_layers or ())) == 1 else layout
 
 
@@ -283,7 +286,7 @@ def _factors(sharding: ShardingConfig) -> str:
 
 
 def yaml_word(value: Any) -> str:
-    """A value as YAML and Hydra write it."""
+    """Writes a value as YAML and Hydra do."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # options that take whole numbers do not take 10000.0
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
@@ -293,7 +296,7 @@ def yaml_word(value: Any) -> str:
 
 
 def _text(word: str, values: Mapping[str, Any]) -> str:
-    """``word`` with every placeholder replaced but those that only a rank knows."""
+    """Replaces every placeholder in ``word`` except those that only a rank knows."""
     return _PLACEHOLDER.sub(
         lambda match: match[0] if match[1] in AT_RUN_TIME and match[1] not in values else yaml_word(_value(match[1], values)), str(word)
     )
@@ -309,7 +312,7 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def _option(name: str, told: Any, values: Mapping[str, Any]) -> list[str]:
-    """The words of one option: ``[--flag, "{}"]``, or those that belong to the key's value."""
+    """Returns the words of one option: ``[--flag, "{}"]`` with its value, or the words for the key's value."""
     value = _value(name, values)
     if isinstance(told, Mapping):
         told = _chosen(f"trainer.launch.options.{name}", {"by": name, "values": _without_null(told)}, values)
@@ -319,7 +322,7 @@ def _option(name: str, told: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def _chosen(where: str, choice: Any, values: Mapping[str, Any]) -> Any:
-    """``{by: KEY, values: {VALUE: ANY}}`` at this run's value of the key."""
+    """Returns the entry of ``{by: KEY, values: {VALUE: ANY}}`` for this run's value of the key."""
     if not isinstance(choice, Mapping) or set(choice) != {"by", "values"} or not isinstance(choice["values"], Mapping):
         raise ConfigError(f"{where}={choice!r} is not a choice; write {{by: KEY, values: {{VALUE: what it becomes}}}}")
     words = {yaml_word(word): found for word, found in choice["values"].items()}
@@ -332,7 +335,7 @@ def _chosen(where: str, choice: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _data(content: Any, values: Mapping[str, Any]) -> Any:
-    """Structured ``content`` filled in. Text that is one placeholder keeps the value's type."""
+    """Fills in structured ``content``. Text that consists of one placeholder keeps the value's type."""
     if isinstance(content, Mapping):
         return {str(name): _data(entry, values) for name, entry in content.items()}
     if isinstance(content, (list, tuple)):
@@ -344,7 +347,7 @@ def _data(content: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _file(name: str, content: Any, values: Mapping[str, Any]) -> str:
-    """A file's text by the end of its name."""
+    """Returns a file's text, in the format that its name ends in."""
     data = _data(content, values)
     if Path(name).name != name:
         raise ConfigError(f"trainer.launch.files: {name!r} is not a plain file name; files lie in {{folder}}")
@@ -364,7 +367,7 @@ def _file(name: str, content: Any, values: Mapping[str, Any]) -> str:
 
 
 def _digest(script: str | None) -> str | None:
-    """Of a program that lies here: a changed one is another trial. None where it is only in the image."""
+    """Returns the digest of a program on this machine, so that a changed one makes another trial; None if it is only in the image."""
     try:
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:12] if script else None
     except OSError:

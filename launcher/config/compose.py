@@ -1,7 +1,7 @@
-"""From override strings to one typed ``Config``: Hydra composes, we check strictly and speak plainly.
+"""Turns override strings into one typed ``Config``: Hydra composes, the project checks strictly and words the errors.
 
-Hydra is given the schema as plain data: it knows every key, and every value is converted and checked by
-``trainer.shared.run.read.from_dict``, so that there is one place and one wording for wrong values.
+Hydra is given the schema as plain data, so that it knows every key; ``trainer.shared.run.read.from_dict`` converts and checks every value,
+so that one place words all errors of values.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from trainer.shared.run.schema import METHODS
 from trainer.shared.run.value_types import ValueType
 
 MODEL_FROM = "model.from"
-"""No key of a run, but words for all of ``model``: a folder in the Hugging Face layout, or its config.json. Other keys of ``model``
-overrule it."""
+"""Override that fills in all keys of ``model`` from a folder in the Hugging Face layout, or from its config.json. Other overrides of
+``model`` take precedence."""
 
 
 @cache
 def register_schema() -> None:
-    """Tell Hydra every key and its default. The files in conf/ only hold what differs."""
+    """Tells Hydra every key and its default. The files in conf/ hold only differences."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -49,14 +49,14 @@ def register_schema() -> None:
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config:
-    """Compose conf/ with ``overrides`` (Hydra's grammar). ``ConfigError`` for anything that is wrong with them.
+    """Composes conf/ with ``overrides`` (Hydra's grammar). Raises ``ConfigError`` for anything wrong with them.
 
     ``folder`` holds config groups of the user's own, as Hydra's ``--config-dir`` does.
     """
     register_schema()
     chosen: list[tuple[str, str]] = []
     checked = check_overrides(overrides, folder=folder, chosen=chosen)
-    of_hydra = any(text.lstrip("+~").startswith("hydra") for text in checked)  # which may say where files are looked for
+    of_hydra = any(text.lstrip("+~").startswith("hydra") for text in checked)  # may set where files are looked for
     if folder is not None:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder} is no folder; give one that holds config groups, such as trainer/NAME.yaml")
@@ -68,7 +68,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
             return to_config(_hydra_compose(checked))
         if files not in _COMPOSED:
             _COMPOSED[files] = Jobs(_hydra_compose)
-        return copy.deepcopy(_COMPOSED[files].config(checked))  # whose sections others are made of, too
+        return copy.deepcopy(_COMPOSED[files].config(checked))  # other configurations share its sections
 
 
 _COMPOSED: dict[tuple[tuple[str, str], ...], Jobs] = {}
@@ -84,8 +84,8 @@ def _hydra_compose(overrides: list[str]) -> Any:
 
 
 def _user_files(options: Sequence[tuple[str, str]], own: Path | None) -> tuple[tuple[str, str], ...] | None:
-    """The files of the chosen options outside of conf/, which stays as it is while a command runs: they may be written between two
-    compositions, as a search writes its winner. None where a choice depends on more than that."""
+    """Returns path and text of the chosen options' files outside conf/: unlike conf/, they may be written between two compositions, as a
+    search writes its winner. None if a choice depends on more than these files."""
     if any("$" in name for option in options for name in option):  # an interpolation among the defaults
         return None
     paths = [root / group / f"{name}.yaml" for root in group_folders(own)[1:] for group, name in dict.fromkeys(options)]
@@ -95,11 +95,11 @@ def _user_files(options: Sequence[tuple[str, str]], own: Path | None) -> tuple[t
 def check_overrides(
     overrides: Sequence[str], *, sweep: bool = False, folder: Path | None = None, chosen: list[tuple[str, str]] | None = None
 ) -> list[str]:
-    """Refuse overrides of keys and group options that do not exist, naming the nearest that do; several values only in a ``sweep``. Options
-    may also be files of ``folder``, which Hydra calls ``--config-dir``.
+    """Refuses overrides of keys and group options that do not exist, naming the nearest that do, and several values outside a ``sweep``.
+    Options may also be files of ``folder``, Hydra's ``--config-dir``.
 
     Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition. Adds to
-    ``chosen`` the group and name of every option that they choose, and of those that its files bring along.
+    ``chosen`` the group and name of every option that they choose, and of those that its files include.
     """
     clusters = [parse_override(_as_typed(text, TEXT, True)).value() for text in overrides if _key_of(text) == "cluster"]
     with plain_errors():
@@ -142,8 +142,8 @@ def _key_of(override: str) -> str:
 
 
 def _with_text(override: str, groups: Mapping[str, Any], backend: str, sweep: bool) -> str:
-    """An override with quotes around text that Hydra would read as something else. Without a ``sweep`` a comma is a part of text, but not
-    where one of some words is chosen."""
+    """Quotes text in an override that Hydra would read as something else. Without a ``sweep`` a comma is a part of text, unless the key
+    takes one of a few words."""
     key = _key_of(override)
     if key in groups or key == MODEL_FROM:
         return _as_typed(override, TEXT, key in groups or sweep)
@@ -157,7 +157,7 @@ def _as_typed(override: str, kind: ValueType, several: bool) -> str:
 
 
 def _check_method(names: Sequence[str]) -> None:
-    """A key of a method without the method would train all weights, and look as if it did not."""
+    """Raises ``ConfigError`` for a key of a method without the method, which would silently train all weights."""
     of_method = [name for name in names if name.startswith("tune.") and name != "tune.base"]
     if of_method and not {"tune.method", "tune", "recipe"} & set(names):
         raise ConfigError(
@@ -167,7 +167,7 @@ def _check_method(names: Sequence[str]) -> None:
 
 
 def _described(text: str) -> list[str]:
-    """``model.from=FOLDER`` as the keys of the model that the folder's ``config.json`` describes; of a file, those of the file."""
+    """Returns ``model.from=PATH`` as the keys of the model that ``config.json`` describes: the path itself, or that file in it."""
     path = Path(str(parse_override(text).value())).expanduser()
     try:
         shape = read_model(path)
@@ -177,7 +177,7 @@ def _described(text: str) -> list[str]:
 
 
 def _check_keys(values: Mapping[Any, Any], prefix: str, keys: Mapping[str, bool]) -> None:
-    """The keys of a mapping given as a value, as in ``layout={tensor: 2}``."""
+    """Raises ``ConfigError`` for an unknown key in a mapping given as a value, as in ``layout={tensor: 2}``."""
     for key, value in values.items():
         name = f"{prefix}.{key}"
         if keys.get(prefix):
@@ -196,7 +196,7 @@ def _unknown(name: str, known: list[str]) -> ConfigError:
 
 
 def parse_override(text: str) -> Any:
-    """One override in Hydra's grammar; ``ConfigError`` with the text if it is not one."""
+    """Parses one override in Hydra's grammar. Raises ``ConfigError`` with the text if it is not one."""
     from hydra.errors import HydraException
 
     try:
@@ -209,20 +209,21 @@ def parse_override(text: str) -> Any:
 
 @cache
 def known_keys(backend: str = DEFAULT) -> Mapping[str, bool]:
-    """Every dotted key, with whether it is an open mapping (such as ``cluster.env``) that takes keys of its own."""
+    """Returns every dotted key, with whether it is an open mapping (such as ``cluster.env``) that takes new keys."""
     tree = to_dict(Config())
     tree["cluster"] = to_dict(cluster_class(backend)())
     return dict(_walk(tree, ""))
 
 
 def config_groups(own: Path | None = None) -> dict[str, list[str]]:
-    """Hydra's config groups and the options of each."""
+    """Returns Hydra's config groups and the options of each."""
     groups = ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "engine", "workload", "recipe")
     return {group: list(files) for group in groups if (files := files_of(group, own))}
 
 
 def _check_group_value(override: Any, options: list[str], own: Path | None) -> list[tuple[str, str]]:
-    """Group and name of the options that ``override`` chooses, and of those that their files bring along."""
+    """Returns group and name of the options that ``override`` chooses, and of those that their files include. Raises ``ConfigError`` for
+    unknown ones."""
     from hydra.core.override_parser.types import Glob, Sweep
 
     value, group = override.value(), override.key_or_group
@@ -238,12 +239,12 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> l
             refuse_hidden(*option, own)
         chosen += found
         if group == "trainer" and name in options:
-            TRAINERS.keys(name, own)  # what it builds on exists, too: Hydra's words name its own places
+            TRAINERS.keys(name, own)  # its bases exist, too: an error of Hydra's would name internal places
     return chosen
 
 
 def _backend_of(cluster_option: str, own: Path | None) -> str:
-    """The backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports what is wrong)."""
+    """Returns the backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports the error)."""
     path = files_of("cluster", own).get(cluster_option)
     read = read_yaml(path.read_text()) if path else None
     for item in read.get("defaults", []) if isinstance(read, dict) else []:

@@ -1,4 +1,4 @@
-"""Turns results of Hydra into our own types, and its errors into plain ones."""
+"""Turns Hydra's results into the project's own types, and its errors into plain ones."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 
 PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
-"""Groups whose files hold keys of other sections, and of which."""
+"""Groups whose files hold keys of another section, and that section."""
 
 
 def to_config(composed: Any) -> Config:
-    """The typed form of what Hydra composed. Strict: unknown keys, added with ``+``, are refused as well."""
+    """Returns the typed form of a composition. Strict: unknown keys, added with ``+``, are refused as well."""
     with plain_errors():  # section by section: Hydra's own may hold values that are only known later
         sections = {str(name): composed[name] for name in composed if name != "hydra"}
         data: dict[str, Any] = {k: _plain(v) for k, v in sections.items()}
     for group, package in PACKAGES.items():
-        if group in data:  # the group itself is no key: its files say where their keys belong
+        if group in data:  # the group itself is not a key: its files say where their keys belong
             raise ConfigError(
                 f"the file chosen with {group}=... does not say where its keys belong; begin it with the line '# @package {package}'"
             )
@@ -36,8 +36,8 @@ def to_config(composed: Any) -> Config:
 
 
 def without_secrets(config: Config) -> Config:
-    """``config``, or ``ConfigError`` for a secret in it, before anything is written: what is refused later is recorded with the words that
-    asked for it."""
+    """Returns ``config``. Raises ``ConfigError`` for a secret in it before anything is written: a later refusal would be recorded with the
+    overrides that hold the secret."""
     refuse_secrets(config.cluster)
     refuse_secret_address(config.tracking.uri)
     return config
@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def override_parser() -> Any:
-    """Hydra's parser, which takes longer to make than an override takes to parse."""
+    """Returns Hydra's parser, which is kept: making it takes longer than parsing an override."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create()
@@ -59,7 +59,7 @@ def override_parser() -> Any:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn Hydra's and OmegaConf's errors into ``ConfigError`` with their own first sentence and ours around it."""
+    """Turns errors of Hydra and OmegaConf into ``ConfigError``, with the part of their text that a person needs."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -72,7 +72,7 @@ def plain_errors() -> Iterator[None]:
     except RecursionError:
         raise ConfigError("a file that the run names builds on itself; correct 'defaults' in it") from None
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, AssertionError) as error:
-        # conf/ is fixed, so whatever composition stumbles over came with the overrides; Hydra lets some of it through as plain ValueError.
+        # conf/ is fixed, so every error of composition comes from the overrides; Hydra raises some as plain ValueError.
         raise ConfigError(_first_sentence(error)) from None
 
 

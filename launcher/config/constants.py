@@ -1,4 +1,4 @@
-"""The constants of the cost model as they ship: conf/constants.yaml, those of inference conf/inference.yaml."""
+"""The shipped constants of the cost model: conf/constants.yaml, and for inference conf/inference.yaml."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from launcher.config.folders import shipped
 
 
 def constant_entries(file: str = "constants") -> dict[str, dict[str, Any]]:
-    """By name: value, default, spread, kind (pinned, fitted or set) and source."""
+    """Returns value, default, spread, kind (pinned, fitted or set) and source of each constant, by name."""
     return shipped(file)
 
 
 def constant_values(file: str = "constants") -> dict[str, float]:
-    """Values by name."""
+    """Returns the value of each constant, by name."""
     return {name: float(entry["value"]) for name, entry in shipped(file).items()}

@@ -1,6 +1,6 @@
 """An inference engine, as far as time and memory depend on it: how it batches, launches, sums up and reserves. Data: conf/engine/NAME.yaml.
 
-A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. What the facts cost is in
+A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. The costs of these facts are in
 conf/inference.yaml, the same for all engines.
 """
 
@@ -21,14 +21,14 @@ ACTIVATIONS = ("separate", "fused")
 CHOOSING = ("sorted", "fused")
 FORMATS = ("fp32", "bf16", "fp16", "fp8")
 TEXTS, SIZES = ("model", "weights", "kv"), ("tensor", "pipeline", "ranks", "batch", "length", "tokens")
-"""Texts and whole numbers that a command may have in braces."""
+"""Names of texts and of whole numbers that a command may have in braces."""
 SEVERAL = ("nodes", "ranks", "each")
-"""Whole numbers that ``across`` may have."""
+"""Names of whole numbers that ``across`` may have in braces."""
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """What an engine keeps in device memory, and how much of it it takes."""
+    """Device memory that an engine takes, and the buffers that it keeps there."""
 
     share: float = key(1.0, "part of the device's memory that weights, buffers and keys and values together may take", above=0, maximum=1)
     of_free: bool = key(False, "the share is of what weights and buffers leave, for keys and values alone")
@@ -45,7 +45,7 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """One engine."""
+    """One inference engine."""
 
     name: str = key("unknown", "name of the engine")
     batching: str = key("continuous", "static: a batch begins and ends together; continuous: requests join and leave; both: static unless requests come otherwise", choices=BATCHING)
@@ -75,10 +75,10 @@ class EngineProfile:
 
 
 def filled(engine: EngineProfile, name: str, words: Mapping[str, object]) -> str:
-    """Returns the line ``engine.NAME`` with ``words`` in place of its braces. ``ConfigError`` where it has others."""
+    """Returns the line ``engine.NAME`` with ``words`` in place of its braces. Raises ``ConfigError`` if it has other names in braces."""
     line: str = getattr(engine, name)
     try:
-        return " ".join(filled for word in line.split() if (filled := word.format(**words)))  # blanks of what is filled in stay
+        return " ".join(filled for word in line.split() if (filled := word.format(**words)))  # blanks inside a filled-in value stay
     except (KeyError, IndexError, ValueError, AttributeError):
         known = ", ".join(f"{{{word}}}" for word in words)
         raise ConfigError(f"engine.{name}={line!r} of {engine.name} cannot be filled in; in braces it may have {known}") from None

@@ -1,4 +1,4 @@
-"""Files of config groups: where they lie, which of two of one name is meant, and what is in them."""
+"""Files of config groups: their folders, the precedence among files of one name, and their content."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ T = TypeVar("T")
 
 
 def project_dir() -> Path:
-    """The folder that holds ``conf/``: the checkout, or the installed package."""
+    """Returns the folder that holds ``conf/``: the checkout, or the installed package."""
     package = Path(__file__).resolve().parent.parent
     return package if (package / "conf").is_dir() else package.parent
 
 
 def conf_dir() -> Path:
-    """The folder of Hydra's config groups."""
+    """Returns the folder of Hydra's config groups."""
     return project_dir() / "conf"
 
 
 @cache
 def shipped(name: str) -> dict[str, Any]:
-    """The content of conf/NAME.yaml, of which no user has another."""
+    """Reads conf/NAME.yaml, which users cannot replace."""
     return dict(read_yaml((conf_dir() / f"{name}.yaml").read_text()))
 
 
 def group_folders(own: Path | None) -> list[Path]:
-    """Where files of config groups lie: conf/, what earlier runs wrote under runs/, and a folder of the user's own."""
+    """Returns the folders of config groups: conf/, runs/ (written by earlier runs), and a folder of the user's own."""
     return [conf_dir(), Path("runs"), *([own] if own else [])]
 
 
 def files_of(group: str, own: Path | None = None) -> dict[str, Path]:
-    """The files of a group by the name that chooses each. Of several of one name the first folder's is meant."""
+    """Returns the files of a group by the name that chooses each. Of several files of one name, the one in the first folder is chosen."""
     folders = [root / group for root in reversed(group_folders(own))]
     found = {str(path.relative_to(at).with_suffix("")): path for at in folders for path in at.glob("**/*.yaml") if path.is_file()}
     return dict(sorted(found.items()))
 
 
 def refuse_hidden(group: str, name: str, own: Path | None) -> None:
-    """``ConfigError`` where the user's own folder has a file that ``GROUP=NAME`` does not mean: one of that name comes before it."""
+    """Raises ``ConfigError`` if the user's own folder has a file that ``GROUP=NAME`` does not choose: one of that name precedes it."""
     if own is None or not os.path.isfile(hidden := own / group / f"{name}.yaml"):
         return
     for root in group_folders(None):
@@ -59,7 +59,7 @@ def refuse_hidden(group: str, name: str, own: Path | None) -> None:
 
 
 def content(path: Path) -> Any:
-    """What is in a file of a group; ``ConfigError`` where it cannot be read."""
+    """Reads a file of a group. Raises ``ConfigError`` if it cannot be read."""
     try:
         return read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -76,11 +76,11 @@ class ConfGroup(Generic[T]):
     kind: type[T]
 
     def read(self, name: str, own: Path | None = None) -> T:
-        """What ``GROUP=NAME`` composes. ``own``: a folder of the user's own. ``ConfigError`` if there is none, or it is wrong."""
+        """Composes ``GROUP=NAME``, with ``own`` as a folder of the user's own. Raises ``ConfigError`` for a missing or wrong file."""
         return from_dict(self.kind, self.keys(name, own), f"{self.name}={name}: ")
 
     def keys(self, name: str, own: Path | None = None, above: tuple[str, ...] = ()) -> dict[str, Any]:
-        """The keys of a file: those that it builds on, then its own. ``above``: files that build on it."""
+        """Returns the keys of a file: those that it builds on, then its own. ``above``: files that build on it."""
         if name in above:
             raise ConfigError(f"{self.name}={name} builds on itself ({' on '.join((*above, name))}); correct 'defaults' in its file")
         refuse_hidden(self.name, name, own)

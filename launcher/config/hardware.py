@@ -1,4 +1,4 @@
-"""The devices that are known by name: conf/hardware, and machines that ``trireme doctor`` measured into runs/hardware."""
+"""The devices known by name: conf/hardware, and machines that ``trireme doctor`` measured into runs/hardware."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 
 RENAMED = {"reached_tflops": "sustained_tflops", "older_kernels": "legacy_kernel_factor", "exponentials": "exp_throughput"}
-"""Keys that had another name. What they said is not read silently."""
+"""Former names of keys, with the present ones. A file that still has a former name is refused."""
 
 
 class HardwareFiles(dict[str, HardwareConfig]):
-    """Devices by name. A measured one whose file is broken stops nothing else: it is a ``ConfigError`` when it is asked for."""
+    """Devices by name. A broken file of a measured device raises its ``ConfigError`` only when that device is asked for."""
 
     def __init__(self, readable: dict[str, HardwareConfig], broken: dict[str, ConfigError]):
         super().__init__(readable)
@@ -29,8 +29,8 @@ class HardwareFiles(dict[str, HardwareConfig]):
 
 
 def hardware_files(own: Path | None = None) -> HardwareFiles:
-    """Every hardware file by its name, those of ``own``, a user's own config groups, too; what ships comes before what was measured
-    here, and that before those of ``own``, as in ``hardware=NAME``."""
+    """Reads every hardware file, by name, with those of ``own``, the user's own config groups. As in ``hardware=NAME``, a shipped file
+    precedes one that was measured here, and that one precedes a file of ``own``."""
     readable, broken = {}, {}
     for path in [path for root in reversed(group_folders(own)[1:]) for path in sorted((root / "hardware").glob("*.yaml"))]:
         try:
@@ -41,7 +41,7 @@ def hardware_files(own: Path | None = None) -> HardwareFiles:
 
 
 def shipped_hardware() -> dict[str, HardwareConfig]:
-    """The data sheets of conf/hardware by name."""
+    """Reads the data sheets of conf/hardware, by name."""
     return {path.stem: _read(path) for path in sorted((conf_dir() / "hardware").glob("*.yaml"))}
 
 
@@ -53,7 +53,7 @@ def _read(path: Path) -> HardwareConfig:
 
 
 def refuse_renamed(names: Iterable[str], where: str = "cluster.hardware.") -> None:
-    """``ConfigError`` for the first of ``names``, keys of the device under ``where``, that has another name now."""
+    """Raises ``ConfigError`` for the first of ``names``, keys of the device under ``where``, that has been renamed."""
     for name in names:
         if name in RENAMED:
             raise ConfigError(f"{where}{name} is called {RENAMED[name]} now; rename the key in the hardware file or override")

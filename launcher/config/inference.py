@@ -1,4 +1,4 @@
-"""What is asked of a plan of inference: the workload, the limits, and what may vary. Keys of the same names."""
+"""The settings of a plan of inference: the workload, the limits, and the degrees of freedom. Keys of the same names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.shared.run.schema import MOST, key
 
 @dataclass
 class WorkloadConfig:
-    """Requests: how long they are, and how they come."""
+    """Requests: their lengths and their arrivals."""
 
     input: int = key(512, "tokens of a prompt (the mean of those of a trace)", minimum=1, maximum=MOST)
     output: int = key(128, "tokens generated per request", minimum=1, maximum=MOST)
@@ -36,7 +36,7 @@ class SlaConfig:
 
 @dataclass
 class ServingConfig:
-    """What may vary, and what a device costs."""
+    """Degrees of freedom of a plan, and the price of a device."""
 
     weights: str = key("bf16", "number format of the weights", choices=FORMATS)
     kv: str = key("bf16", "number format of keys and values", choices=FORMATS)

@@ -1,5 +1,5 @@
-"""Configurations that differ in values, composed quickly: Hydra takes a tenth of a second for one, a sweep may have thousands of jobs, and
-a pipeline composes one for each of its stages."""
+"""Composes configurations that differ in values quickly: Hydra takes a tenth of a second for one, a sweep may have thousands of jobs, and a
+pipeline composes one for each of its stages."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _WHOLE_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)+)=(0|-?[1-9][0-9]{0,17})")
-"""The override that sweeps have most of. Hydra's parser takes a millisecond for it."""
+"""The most frequent override of a sweep. Hydra's parser takes a millisecond for it."""
 
 
 class Jobs:
-    """Composes jobs by way of ``whole``, which lets Hydra compose one from all its overrides. Jobs that differ in values alone, as in
-    ``layout.tensor=2``, get them set on a copy of one composition, as Hydra would set them last; whatever else an override says (a choice
-    of a group, ``+``, ``~``, ``hydra.``) is left to Hydra, with all values before it: Hydra applies what is no choice in the order given,
+    """Composes jobs with ``whole``, which has Hydra compose one from all its overrides. Jobs that differ in values alone, as in
+    ``layout.tensor=2``, get them set on a copy of one composition, as Hydra would set them last. Any other override (a choice of a group,
+    ``+``, ``~``, ``hydra.``) is left to Hydra, with all values before it: Hydra applies overrides other than choices in the order given,
     and ``++cluster.env.A=1`` may follow ``cluster.env.A=2``."""
 
     def __init__(self, whole: Callable[[list[str]], DictConfig]):
         self._whole = whole
-        self._bases: dict[tuple[str, ...], _Typed | None] = {}  # by what is not a value
+        self._bases: dict[tuple[str, ...], _Typed | None] = {}  # by the overrides left to Hydra
         self._parsed: dict[str, Any] = {}
 
     def config(self, overrides: Sequence[str]) -> Config:
-        """The typed configuration of one job. Sections that are equal in many jobs are one object. Raises what Hydra raises."""
+        """Returns the typed configuration of one job. Sections that are equal in many jobs are one object. Raises Hydra's errors."""
         rest, values = self._split(overrides)
         if rest not in self._bases:
             self._bases[rest] = self._base(list(rest))
@@ -42,7 +42,7 @@ class Jobs:
         try:
             job = base.with_values({o.key_or_group: o.value() for o in values}) if base is not None else None
         except ConfigError:
-            job = None  # Hydra may know another mistake that comes first
+            job = None  # Hydra may find another mistake first
         return to_config(self._whole(list(overrides))) if job is None else job
 
     def _base(self, rest: list[str]) -> _Typed | None:
@@ -52,10 +52,10 @@ class Jobs:
         try:
             return _Typed.of(self._whole(rest))
         except (OmegaConfBaseException, HydraException):
-            return None  # all overrides together are as wrong, or not
+            return None  # all overrides together may be right
 
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Any]]:
-        """What Hydra has to compose, and the values that may be set afterwards."""
+        """Splits overrides into those that Hydra has to compose and the values that may be set afterwards."""
         parsed = [self._parse(line) for line in overrides]
         ordered = [i for i, o in enumerate(parsed) if not _sets_a_value(o) and not _chooses(o)]
         last = ordered[-1] if ordered else -1
@@ -79,11 +79,12 @@ class _Typed:
 
     sections: dict[str, Any]
     config: Config
-    _made: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)  # sections by what was set in them
+    _made: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)  # sections by the values set in them
 
     @classmethod
     def of(cls, base: Any) -> _Typed | None:
-        """None where a value may depend on another, or is no configuration at all: Hydra then has to look at every job."""
+        """Returns ``base`` as plain data and typed; None if a value may depend on another, or if it is not a configuration. Hydra then has
+        to compose every job."""
         from omegaconf import OmegaConf
 
         plain: Any = OmegaConf.to_container(base)
@@ -94,9 +95,9 @@ class _Typed:
             return None
 
     def with_values(self, values: dict[str, Any]) -> Config | None:
-        """The configuration with plain values in place of plain values; None where that is not all that ``values`` asks for.
+        """Returns the configuration with plain values in place of plain values; None if ``values`` asks for more than that.
 
-        Raises ``ConfigError`` for what the schema refuses, and for secrets.
+        Raises ``ConfigError`` for values that the schema refuses, and for secrets.
         """
         wanted: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
@@ -104,7 +105,7 @@ class _Typed:
             wanted.setdefault(section, {})[rest] = value
         made: dict[str, Any] = {}
         for section in wanted:
-            # Values as they are written: 1, 1.0 and True are one key of a dictionary and three values.
+            # By their text: 1, 1.0 and True are three values, but one key of a dictionary.
             known = section, repr(wanted[section])
             if known not in self._made:
                 data = _with(self.sections.get(section), wanted[section])
@@ -121,7 +122,7 @@ class _Typed:
 
 
 def _with(section: Any, values: dict[str, Any]) -> dict[str, Any] | None:
-    """A copy of a section with plain values in place of plain values, by dotted key; None where they cannot simply be put there."""
+    """Copies a section with plain values in place of plain values, by dotted key; None if they cannot simply be put there."""
     changed = copy.deepcopy(section)
     for key, value in values.items():
         *path, last = key.split(".")

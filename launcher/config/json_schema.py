@@ -17,10 +17,10 @@ _INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
 
 
 def json_schema(section: str | None = None) -> dict[str, Any]:
-    """The schema of a whole file (a recipe), or of the files of one ``section`` such as ``model`` or ``cluster``.
+    """Returns the schema of a whole file (a recipe), or of the files of one ``section`` such as ``model`` or ``cluster``.
 
-    A file holds only what differs from the defaults, so no key is required; Hydra's ``defaults`` list may stand at the top.
-    ``ConfigError`` when there is no such section.
+    A file holds only differences from the defaults, so no key is required; Hydra's ``defaults`` list may stand at the top. Raises
+    ``ConfigError`` for an unknown section.
     """
     whole = _object(Config)
     whole["properties"]["cluster"] = {"anyOf": [_object(cluster_class(backend)) for backend in backend_names()]}
@@ -34,7 +34,7 @@ def json_schema(section: str | None = None) -> dict[str, Any]:
 
 
 def _file(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    """The schema of a file: its keys at the top, and the list of files that it starts from."""
+    """Returns the schema of a file: its keys at the top, and the list of files that it starts from."""
     schemas = schema.get("anyOf", [schema])
     for one in schemas:
         one["properties"] = {
@@ -45,7 +45,7 @@ def _file(schema: dict[str, Any], title: str) -> dict[str, Any]:
 
 
 def _object(cls: Any) -> dict[str, Any]:
-    """The keys of a dataclass, each with its documentation, bounds and default."""
+    """Returns the schema of a dataclass: its keys, each with documentation, bounds and default."""
     return {
         "type": "object",
         "description": (cls.__doc__ or "").strip().splitlines()[0],
@@ -63,7 +63,7 @@ def _of_key(kind: ValueType, field: dataclasses.Field[Any]) -> dict[str, Any]:
 
 
 def _of_type(kind: ValueType, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of one value. A list's bounds are those of its entries, a mapping's choices are its keys."""
+    """Returns the schema of one value. A list's bounds apply to its entries, a mapping's choices to its keys."""
     if kind.optional:
         return {"anyOf": [_of_type(dataclasses.replace(kind, optional=False), metadata), {"type": "null"}]}
     if kind.keyed:

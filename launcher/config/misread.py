@@ -1,5 +1,5 @@
-"""What YAML reads as something else than was written, and nothing tells afterwards: YAML 1.1 counts the time ``4:00:00`` in base 60, the
-number 14400, and where a key is text, ``2024_05_01`` becomes 20240501 and ``on`` true."""
+"""Refuses values that YAML silently misreads: YAML 1.1 counts the time ``4:00:00`` in base 60, the number 14400, and where a key is text,
+``2024_05_01`` becomes 20240501 and ``on`` true."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainer.shared.run.errors import ConfigError
 
 _NO_TEXT = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
-"""Hydra's line for where the keys of a file belong."""
+"""Hydra's line that states where the keys of a file belong."""
 
 
 def refuse_misread(roots: Sequence[Path], group: str, name: str) -> list[tuple[str, str]]:
-    """``ConfigError`` on the first value that would be misread: in the files of the option ``name`` of ``group`` in ``roots``, and in those
-    that their ``defaults`` bring along. A file that is no YAML is left to whoever reads it.
+    """Raises ``ConfigError`` for the first value that would be misread: in the files of the option ``name`` of ``group`` in ``roots``, and
+    in those that their ``defaults`` include. Leaves a file that is not YAML to its reader.
 
     Returns all these options, each with its group.
     """
@@ -41,7 +41,7 @@ def refuse_misread(roots: Sequence[Path], group: str, name: str) -> list[tuple[s
 
 
 def _read(path: Path, group: str, name: str) -> Any:
-    """The content of a file in which nothing is misread."""
+    """Reads a file and refuses values that would be misread. Returns None for a file that is not YAML."""
     try:
         text = path.read_text()
         root = yaml.compose(text, Loader=ConfigLoader)
@@ -59,8 +59,8 @@ def _read(path: Path, group: str, name: str) -> Any:
 
 
 def refuse_misread_in(text: str, where: str, text_key: Callable[[str], bool]) -> None:
-    """``ConfigError`` on the first value in ``text`` that would be misread; ``where`` it stands. ``text_key``: whether the value of a
-    dotted key is text. ``yaml.YAMLError`` for what is no YAML."""
+    """Raises ``ConfigError`` for the first value in ``text`` that would be misread, and ``yaml.YAMLError`` for text that is not YAML.
+    ``where`` names the place of the text; ``text_key`` returns whether a dotted key takes text."""
     _refuse(yaml.compose(text, Loader=ConfigLoader), where, text_key)
 
 
@@ -78,8 +78,8 @@ def _refuse(root: yaml.Node | None, where: str, text_key: Callable[[str], bool])
 
 
 def _included(content: Any, group: str) -> Iterator[tuple[str, str]]:
-    """Group and option of every entry of a file's ``defaults``, in Hydra's grammar: ``NAME``, ``[override] [optional] [/]GROUP[@PACKAGE]:
-    NAME``."""
+    """Yields group and option of every entry of a file's ``defaults``, in Hydra's grammar: ``NAME``, or ``[override] [optional]
+    [/]GROUP[@PACKAGE]: NAME``."""
     entries = content.get("defaults") if isinstance(content, dict) else None
     for entry in entries if isinstance(entries, list) else []:
         pairs = entry.items() if isinstance(entry, dict) else [("", entry)]
@@ -91,7 +91,7 @@ def _included(content: Any, group: str) -> Iterator[tuple[str, str]]:
 
 
 def _scalars(node: yaml.Node | None, key: str) -> Iterator[tuple[str, yaml.ScalarNode]]:
-    """Every scalar with the dotted key that it stands under."""
+    """Yields every scalar with its dotted key."""
     if isinstance(node, yaml.ScalarNode):
         yield key, node
     elif isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""Mounts: what a container sees of the files of the machine that it runs on. Pure."""
+"""Mounts: the host's files that a container sees. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.shared.run.errors import ConfigError
 
 @dataclass(frozen=True)
 class Mount:
-    """``source`` of the host as ``target`` in the container."""
+    """A path of the host, ``source``, that is ``target`` in the container."""
 
     source: str
     target: str
@@ -21,7 +21,7 @@ class Mount:
         return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
 
     def translate(self, path: str) -> str | None:
-        """The host's name of ``path`` inside; None if it is not below ``target``."""
+        """Returns the path on the host of ``path`` in the container; None if it is not below ``target``."""
         return os.path.normpath(os.path.join(self.source, os.path.relpath(path, self.target))) if within(path, self.target) else None
 
 
@@ -30,7 +30,7 @@ def within(path: str, folder: str) -> bool:
 
 
 def parse_mount(text: str) -> Mount:
-    """``SRC:DST[:ro]``; neither pyxis nor Apptainer can express a comma, and colons separate."""
+    """Parses ``SRC:DST[:ro]``. Refuses commas, which neither pyxis nor Apptainer can express; colons separate."""
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
@@ -41,7 +41,7 @@ def parse_mount(text: str) -> Mount:
 
 
 def seen(path: str, mounts: Sequence[Mount]) -> tuple[str, bool] | None:
-    """The host's name of ``path`` inside, and whether it can be written there; None if no mount brings it in."""
-    covering = [mount for mount in reversed(mounts) if within(path, mount.target)]  # of two in one place the later one is seen
+    """Returns the path on the host of ``path`` in the container, and whether it can be written there; None if no mount covers it."""
+    covering = [mount for mount in reversed(mounts) if within(path, mount.target)]  # of two mounts on one target the later one is visible
     deepest = max(covering, key=lambda mount: len(mount.target), default=None)
     return None if deepest is None else (deepest.translate(path) or "", not deepest.read_only)

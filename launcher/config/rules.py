@@ -1,4 +1,4 @@
-"""Rules that concern the cluster, on top of the run's own (``trainer.shared.run.rules``); and the values derived from it."""
+"""Rules of the cluster, on top of the run's own (``trainer.shared.run.rules``), and the values derived from it."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from trainer.shared.run.schema import CommandConfig, DataConfig, ModelConfig, Re
 from trainer.shared.run.tuning import text_model
 
 TOLD_TOGETHER = 8
-"""Requests that arrive at random and count as one step: a line of ``metrics.jsonl``."""
+"""Number of requests arriving at random that count as one step: a line of ``metrics.jsonl``."""
 GIVEN = ("command", "requests")
-"""Parts of a run that the launcher makes (``run_of``)."""
+"""Parts of a run that the launcher adds (``run_of``)."""
 
 
 def resolve(config: Config) -> Config:
-    """``config`` with every derived value filled in and every rule checked, and its trainer can be told it. ``ConfigError`` on the first
-    broken one."""
+    """Returns ``config`` with every derived value filled in. Raises ``ConfigError`` for the first rule that it breaks, and if its trainer
+    cannot be told it."""
     resolved = settle(config)
     command_of(resolved)
     return resolved
 
 
 def settle(config: Config) -> Config:
-    """The same of a run that is only predicted, whatever its trainer can be told."""
+    """Resolves a run that is only predicted, even if its trainer cannot be told it."""
     check_precision(config)
     run = config.train_config()
     if run.run.peak_tflops is None:
         peak = config.cluster.hardware.peak_tflops.get(run.run.precision)
         run = dataclasses.replace(run, run=dataclasses.replace(run.run, peak_tflops=peak))
-    if not config.trainer.embedded:  # what only ours cannot do is no rule
+    if not config.trainer.embedded:  # limits of this project's trainer do not apply
         run = dataclasses.replace(run, command=CommandConfig(trainer=config.trainer.name))
     run = resolve_run(run, config.cluster.world_size)
     return dataclasses.replace(config, **{f.name: getattr(run, f.name) for f in dataclasses.fields(run) if f.name not in GIVEN})
 
 
 def check_precision(config: Config) -> None:
-    """``ConfigError`` for products of 8 bits on a device that is known, and has none."""
+    """Raises ``ConfigError`` for 8-bit products on a known device without them."""
     device = config.cluster.hardware
     if config.run.precision == "fp8" and device.peak_tflops and not device.host and "fp8" not in device.peak_tflops:
         raise ConfigError(
@@ -69,13 +69,13 @@ def check_precision(config: Config) -> None:
 
 
 def run_of(config: Config) -> TrainConfig:
-    """What the ranks of a resolved run read: its configuration, and the command of a trainer that is not ours, or the requests of an
-    inference."""
+    """Returns the configuration that the ranks of a resolved run read: the run's own, with the command of another trainer or the requests
+    of an inference."""
     return dataclasses.replace(config.train_config(), command=command_of(config), requests=requests_of(config))
 
 
 def requests_of(config: Config) -> RequestsConfig | None:
-    """What a run that measures an inference asks of the model."""
+    """Returns the requests of a run that measures an inference; None for other tasks."""
     if config.run.task != "inference":
         return None
     work = config.workload
@@ -85,7 +85,8 @@ def requests_of(config: Config) -> RequestsConfig | None:
 
 
 def generating(config: Config, model: ModelConfig) -> Config:
-    """The resolved configuration of ranks that read a model's weights and generate; one replica unless ``layout.data`` says more."""
+    """Returns the resolved configuration of ranks that read a model's weights and generate; one replica unless ``layout.data`` says
+    more."""
     check_launchable(config)
     check_ours(config, "the generation of text")
     layout = dataclasses.replace(config.layout, data=config.layout.data or 1)
@@ -96,8 +97,8 @@ def generating(config: Config, model: ModelConfig) -> Config:
 
 
 def check_launchable(config: Config) -> None:
-    """``ConfigError`` for a trainer whose profile is for predictions alone, that cannot be told the run, or that is not installed here; and
-    for a task that is planned only."""
+    """Raises ``ConfigError`` for a trainer whose profile is for predictions alone, that cannot be told the run, or that is not installed
+    here, and for a task that can only be planned."""
     if config.task == "inference":
         raise ConfigError("task=inference trains nothing: 'trireme plan' or 'trireme search task=inference' answers; leave it out to train")
     if config.trainer.launch.program == "none":
@@ -111,7 +112,7 @@ def check_launchable(config: Config) -> None:
 
 
 def check_ours(config: Config, verb: str) -> None:
-    """``ConfigError`` for another trainer where ``verb`` is what only ours does."""
+    """Raises ``ConfigError`` for another trainer: ``verb`` names something that only this project's trainer does."""
     if config.trainer.foreign:
         raise ConfigError(
             f"trainer={config.trainer.name} is of no use to {verb}, which our own trainer does; leave it out, or use trainer={OWN_TRAINER}"
@@ -119,17 +120,17 @@ def check_ours(config: Config, verb: str) -> None:
 
 
 def check_installed(config: Config, what: str) -> None:
-    """``ConfigError`` where ``what`` would run this project's trainer on this machine, which lacks its packages."""
+    """Raises ``ConfigError`` if ``what`` would run this project's trainer on this machine, which lacks its packages."""
     if config.trainer.embedded and config.cluster.runs_here:
         need("train", f"{what} on this machine")
 
 
 def locate_data(config: Config) -> Config:
-    """``config`` with the corpus found where the ranks will look for it; ``ConfigError`` if it cannot be read, or if a
-    container cannot be given what the run reads and writes.
+    """Returns ``config`` with the corpus at the path where the ranks will look for it. Raises ``ConfigError`` if it cannot be read, or if a
+    container cannot be given the files that the run reads and writes.
 
     The path becomes absolute, so that a trial's configuration can be run by hand from anywhere. Pods have the corpus from a volume, or
-    prepare it themselves. Another trainer has data of its own; its program is found instead.
+    prepare it themselves. Another trainer has data of its own; its program is located instead.
     """
     cluster = config.cluster
     if config.trainer.foreign:
@@ -138,13 +139,13 @@ def locate_data(config: Config) -> Config:
         return cluster.located(_locate_corpus(config, cluster.mounts()) if cluster.shares_files else config)
     located = _locate_corpus(_locate_base(config), [])
     if config.run.task == "train" and config.run.checkpoint.dir is not None:
-        with suppress(OSError):  # what this machine cannot read, the ranks may
+        with suppress(OSError):  # the ranks may read files that this machine cannot
             check_resume(located.train_config(), data_name(located.data))
     return located
 
 
 def _locate_base(config: Config) -> Config:
-    """The checkpoint that is tuned by its absolute path."""
+    """Checks the checkpoint that is tuned, and makes its path absolute."""
     base = config.tune.base
     if base is None or config.run.task != "train":
         return config
@@ -161,7 +162,7 @@ def _locate_base(config: Config) -> Config:
 
 
 def _locate_script(config: Config, launch: LaunchProfile) -> Config:
-    """The user's program by its absolute path, where the ranks run on this machine's files."""
+    """Makes the path of the user's program absolute, if the ranks use this machine's files."""
     if launch.script is None or config.cluster.in_container:
         return config
     path = Path(os.path.abspath(launch.script))
@@ -171,7 +172,7 @@ def _locate_script(config: Config, launch: LaunchProfile) -> Config:
 
 
 def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
-    """The corpus with its absolute path; that is checked on the host, where ``mounts`` take it from."""
+    """Makes the path of the corpus absolute, and checks the corpus on the host, at the path that ``mounts`` take it from."""
     if config.data.kind == "instructions":
         return _locate_examples(config)
     if config.data.kind != "corpus":
@@ -186,7 +187,7 @@ def _locate_corpus(config: Config, mounts: Sequence[Mount]) -> Config:
 
 
 def _locate_examples(config: Config) -> Config:
-    """Examples and tokenizer with their absolute paths."""
+    """Checks examples and tokenizer, and makes their paths absolute."""
     check_examples(config.data, config.tune if config.run.task == "train" else None)
     if not Path(config.data.path, TOKENIZER).is_file():
         raise ConfigError(
@@ -197,7 +198,7 @@ def _locate_examples(config: Config) -> Config:
 
 
 def check_answers(config: Config) -> None:
-    """``ConfigError`` for the first example of which nothing is left to learn, where this machine has tokenizers; elsewhere the ranks say
+    """Raises ``ConfigError`` for the first example that leaves nothing to learn, if this machine has tokenizers; elsewhere the ranks report
     it."""
     if missing("train") is None:
         run = TrainConfig(model=text_model(resolve_model(config.model), config.tune), data=config.data)
@@ -206,7 +207,7 @@ def check_answers(config: Config) -> None:
 
 @cache  # the layouts of a sweep have the same examples
 def _read_examples(run: str, digest: str) -> None:
-    """``run``'s examples in tokens, by the trainer: its own words if they are wrong."""
+    """Has the trainer read the examples of ``run`` in tokens. Raises ``ConfigError`` with the trainer's message if they are wrong."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, CONFIG)
         path.write_text(run)
@@ -216,6 +217,6 @@ def _read_examples(run: str, digest: str) -> None:
 
 
 def with_paths(data: DataConfig) -> DataConfig:
-    """``data`` with absolute paths."""
+    """Returns ``data`` with absolute paths."""
     source = data.source if data.source == STDLIB else os.path.abspath(data.source)
     return dataclasses.replace(data, source=source, path=os.path.abspath(data.path))

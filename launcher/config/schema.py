@@ -1,6 +1,6 @@
-"""What the launcher adds to a run: cluster, hardware, sweep, search. The run itself is ``trainer.shared.run.schema.TrainConfig``.
+"""The launcher's part of the configuration: cluster, hardware, sweep, search. The run itself is ``trainer.shared.run.schema.TrainConfig``.
 
-``Config`` is the whole of what Hydra composes. A trial is its ``train_config()`` on its ``cluster``.
+``Config`` holds everything that Hydra composes. A trial is its ``train_config()`` on its ``cluster``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.shared.run.schema import (
 
 @dataclass
 class HardwareConfig:
-    """One kind of device and how devices are joined. Rates are peaks unless the name says otherwise; conf/hardware/*.yaml."""
+    """One kind of device, and the links between devices. Rates are peaks unless the name says otherwise; conf/hardware/*.yaml."""
 
     name: str = key("cpu", "name of the device")
     host: bool = key(False, "CPU device: no kernel launches, no driver context")
@@ -58,7 +58,7 @@ class HardwareConfig:
 
 @dataclass
 class ContainerConfig:
-    """What the ranks run in. Without an image they run in the launcher's own environment."""
+    """The container that the ranks run in. Without an image they run in the launcher's own environment."""
 
     image: Optional[str] = key(None, "image reference, .sqsh or .sif file, or OCI bundle; null = no container")
     runtime: str = key("auto", "how the image is run (Slurm)", choices=("auto", "pyxis", "apptainer", "oci", "none"))
@@ -69,7 +69,10 @@ class ContainerConfig:
 
 @dataclass
 class ClusterConfig:
-    """Where trials run: common to all backends. Each has a class of its own, which answers what its place can do."""
+    """The cluster that trials run on: keys common to all backends.
+
+    Each backend has a class of its own, which states the abilities of its clusters.
+    """
 
     backend: str = key("local", "local, slurm or kubernetes")
     nodes: int = key(1, "nodes of one trial", minimum=1, maximum=1_000_000)
@@ -87,35 +90,35 @@ class ClusterConfig:
     )
 
     secrets_go: ClassVar[str] = "export it where the command is run: ranks of this machine inherit it"
-    """What to do with a secret instead of writing it into the configuration; ``{name}`` is the variable's."""
+    """Remedy for a secret in the configuration; ``{name}`` stands for the name of the variable."""
     linger_s: float = key(15.0, "seconds for which a job may continue after its result, to clear up, before it is ended", minimum=0)
 
     passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s", "linger_s", "price_per_gpu_hour")
-    """Keys that cannot change what a trial measures, and are no part of its identity."""
+    """Keys that cannot change a trial's measurements, and are not part of its identity."""
     found_by: ClassVar[tuple[str, ...]] = ()
-    """Those of them without which a submitted trial is not found again: they stay what they were until it has ended."""
+    """Those of ``passing`` that are needed to find a submitted trial again: they keep their values until it has ended."""
 
     runs_here: ClassVar[bool] = False
-    """Ranks are processes of this machine, and of the Python that runs the launcher."""
+    """Ranks are processes of this machine, run by the launcher's own Python."""
     shares_files: ClassVar[bool] = True
     """Nodes have the launcher's files, under the same names."""
     own_network: ClassVar[bool] = False
-    """Ranks may reach servers that this machine does not, and nobody reaches a port that one of them opens."""
+    """Ranks may reach servers that this machine cannot reach, and nobody reaches a port that one of them opens."""
     takes_launcher: ClassVar[bool] = False
-    """The launcher itself can run there (``trireme run --in-cluster``)."""
+    """The launcher itself can run on the cluster (``trireme run --in-cluster``)."""
 
     @property
     def in_container(self) -> bool:
-        """Whether ranks see the files of an image, and of the host only what is mounted."""
+        """Returns whether ranks see the files of an image, and of the host only mounted ones."""
         return False
 
     def mounts(self) -> list[Mount]:
-        """By which ranks in a container see files of the host."""
+        """Returns the mounts through which ranks in a container see files of the host."""
         return []
 
     def located(self, config: Config, stage: Mapping[str, Any] | None = None) -> Config:
-        """``config``, a run on this cluster, as its ranks find its files. ``ConfigError`` if they could not have those that it and the section
-        ``stage`` name; what is to be made by then need not be there yet."""
+        """Returns ``config``, a run on this cluster, with its files as the ranks find them. Raises ``ConfigError`` if they could not have
+        the files that it and the section ``stage`` name; files that are made by then need not exist yet."""
         return config
 
     @property
@@ -124,7 +127,7 @@ class ClusterConfig:
 
     @property
     def network_unknown(self) -> bool:
-        """Whether it has more ranks than links join, and nobody knows how fast what joins them is."""
+        """Returns whether there are more ranks than links join, and the bandwidth of the network between them is not known."""
         return self.hardware.network_gbs is None and self.world_size > (self.hardware.link_domain or self.gpus_per_node)
 
 
@@ -141,7 +144,7 @@ class LocalCluster(ClusterConfig):
 
 @dataclass
 class SweepConfig:
-    """A set of trials and how they are run."""
+    """A set of trials, and the way in which they are run."""
 
     name: Optional[str] = key(None, "name of the sweep; null = derived from its overrides, so that the same command means the same sweep")
     dir: str = key("runs", "folder of all trials, sweeps and the MLflow database")
@@ -183,5 +186,5 @@ class Config:
     dry_run: Optional[str] = key(None, "print what would be submitted and stop: client, or server to ask the API server as well (--dry-run)", choices=("client", "server"))
 
     def train_config(self) -> TrainConfig:
-        """The part that the embedded trainer reads."""
+        """Returns the part that the embedded trainer reads."""
         return TrainConfig(self.model, self.layout, self.data, self.optimizer, self.run, self.tracking, self.tune)

@@ -1,4 +1,4 @@
-"""What ``trireme plan`` and ``trireme search`` look through, and when they stop."""
+"""The space that ``trireme plan`` and ``trireme search`` explore, and the conditions under which they stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, key
 
 @dataclass
 class SpaceConfig:
-    """Which layouts are looked at. Every one of them obeys the rules of ``trainer.shared.run.rules``."""
+    """The layouts that are considered. Every one of them obeys the rules of ``trainer.shared.run.rules``."""
 
     max_tensor: Optional[int] = key(None, "largest tensor degree; null = cluster.gpus_per_node", minimum=1)
     max_pipeline: Optional[int] = key(None, "largest pipeline degree; null = model.layers", minimum=1)
@@ -30,7 +30,7 @@ class SpaceConfig:
 
 @dataclass
 class SearchConfig:
-    """How the fastest layout is found with few measured trials."""
+    """The search for the fastest layout with few measured trials."""
 
     tolerance: float = key(0.02, "stop when no untried layout can plausibly beat the best by more than this fraction", minimum=0)
     doubt: float = key(0.1, "stop once the probability that any untried layout is faster than the best by more than tolerance is below this", minimum=0, maximum=1)

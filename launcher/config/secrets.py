@@ -1,8 +1,8 @@
-"""Secrets that stand in a cluster's settings in clear. What a trial is made from is stored, printed, mirrored and read by many.
+"""Finds secrets that stand in clear in a cluster's settings. The settings of a trial are stored, printed, mirrored and read by many.
 
 A setting is taken for a secret by its name (``OPENAI_KEY``, ``PGPASS``) or by its value (the prefix of a known sort of token, a private
 key, an address with a password). Names count where people choose them: variables, labels, annotations, data, assignments in commands.
-Elsewhere, as in ``topologyKey`` or ``secretName``, they are a schema's. Pure.
+Elsewhere, as in ``topologyKey`` or ``secretName``, a schema sets them. Pure.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NAMES = ("env", "environment", "labels", "annotations", "data", "stringData", "
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SURE = re.compile(r"[a-z]*(token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|creds?|apikeys?|accesskeys?|privatekey)")
-"""Words that name a secret wherever they stand in a name."""
+"""Words that name a secret anywhere in a name."""
 _PAIRS = {("api", "key"), ("access", "key"), ("private", "key")}
 _LIKELY = re.compile(r"keys?|auth|authorization|pat|jwt|cookie|dsn|(?!by|com|multi|tres)[a-z]*pass")
-"""Words that do so at its end, if the value is no small number."""
+"""Words that name a secret at the end of a name, unless the value is a small number."""
 _ABOUT = {"file", "path", "dir", "folder", "name", "url", "uri", "arn", "type", "count", "limit", "length", "ttl", "expiry"}
-"""Last words of names that speak about a secret and hold none."""
+"""Last words of names that refer to a secret without holding one."""
 _HARMLESS = re.compile(r"(?i)|true|false|yes|no|on|off|none|null|(/[\w.@-]{1,40})+/?")
-"""Values that are no secrets whatever their name: switches and paths."""
+"""Values that are not secrets under any name: switches and paths."""
 _VALUES = {what: re.compile(pattern) for what, pattern in {
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
     "an address with a password": r"://[^/\s:@]*:[^/\s@]+@",
@@ -44,14 +44,14 @@ _ASSIGNMENT = re.compile(r"(?<![\w$./-])-{0,2}([A-Za-z][\w.-]*)(?:=|[\"']?:\s|[\
 
 
 def secrets_in(settings: Any, place: str = "", free: Sequence[str] = _NAMES) -> Iterator[tuple[str, str]]:
-    """``(key, what it looks like)`` of every secret in ``settings`` (dataclasses, mappings, lists, scalars). ``place`` is the key of the
-    whole; ``free`` are the mappings whose keys people choose."""
+    """Yields ``(key, sort of secret)`` for every secret in ``settings`` (dataclasses, mappings, lists, scalars). ``place`` is the key of
+    the whole; ``free`` are the mappings whose keys people choose."""
     yield from _search(settings, place, free, named=False)
 
 
 def refuse_secrets(cluster: ClusterConfig) -> None:
-    """``ConfigError`` on the first secret in the settings of ``cluster``; it names the key and never repeats the value. In the remedy
-    stands the name of the variable, ``NAME`` where the secret is in none."""
+    """Raises ``ConfigError`` for the first secret in the settings of ``cluster``. The message names the key and never repeats the value;
+    its remedy names the variable, or ``NAME`` if the secret is not in one."""
     settings = {name: value for name, value in vars(cluster).items() if name != "hardware"}  # large, and measured, not typed
     for key, what in secrets_in(settings, "cluster"):
         last = key.rpartition(".")[2]
@@ -62,14 +62,14 @@ def refuse_secrets(cluster: ClusterConfig) -> None:
 
 
 def refuse_secret_address(uri: str | None) -> None:
-    """``ConfigError`` on a password or token in ``tracking.uri``; it does not repeat the address."""
+    """Raises ``ConfigError`` for a password or token in ``tracking.uri``, and does not repeat the address."""
     check_tracking_uri(uri)
     if uri is not None and (what := _looks_like(uri)):
         raise ConfigError(f"tracking.uri holds {what} in clear, which whoever reads the trial would see; {TRACKING_REMEDY}")
 
 
 def _search(item: Any, place: str, free: Sequence[str], named: bool) -> Iterator[tuple[str, str]]:
-    """``named``: the keys of ``item``, a mapping, have been chosen by somebody."""
+    """Yields the secrets in ``item``. ``named``: people have chosen the keys of ``item``, a mapping."""
     if is_dataclass(item):
         yield from _search(vars(item), place, free, named)
     elif isinstance(item, Mapping):
@@ -93,7 +93,7 @@ def _search_mapping(item: Mapping[str, Any], place: str, free: Sequence[str], na
 
 
 def _search_list(items: Sequence[Any], place: str, free: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Items by their number; ``--password`` and its value may be two of them."""
+    """Yields the secrets in a list, by the number of the item; ``--password`` and its value may be two items."""
     for number, item in enumerate(items):
         following = items[number + 1] if number + 1 < len(items) else None
         option = isinstance(item, str) and re.fullmatch(r"--?[A-Za-z][\w-]*", item)
@@ -104,7 +104,7 @@ def _search_list(items: Sequence[Any], place: str, free: Sequence[str]) -> Itera
 
 
 def _looks_like(text: str) -> str:
-    """What sort of secret ``text`` holds; empty if none."""
+    """Returns the sort of secret that ``text`` holds; empty if none."""
     for what, pattern in _VALUES.items():
         if pattern.search(text):
             return what
@@ -113,7 +113,7 @@ def _looks_like(text: str) -> str:
 
 
 def names_a_secret(name: str, value: str) -> bool:
-    """Whether a variable of this name and value holds a secret, by the words of its name."""
+    """Returns whether a variable of this name and value holds a secret, by the words of its name."""
     words = [word.lower() for word in _WORD.findall(name)]
     while words and words[-1].isdigit():
         words.pop()

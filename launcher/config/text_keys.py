@@ -1,5 +1,5 @@
-"""Keys whose values are text. Hydra's grammar reads ``2024_05_01`` as a number, ``main,one`` as two values and ``n[1-4]`` not at all; where
-a key is text, what is no text in that grammar is taken as it was typed."""
+"""Keys whose values are text. Hydra's grammar reads ``2024_05_01`` as a number, ``main,one`` as two values and ``n[1-4]`` not at all; a key
+of text takes such values as they are typed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.shared.run.value_types import ValueType, keys_of
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _OTHERWISE = ("true", "false", "inf", "nan")
-"""Most text is plain, and Hydra's parser takes a millisecond; these words are no text to it."""
+"""Plain words that are not text to Hydra's parser. Most text is plain, and the parser, which takes a millisecond, is not needed for it."""
 _CHOICE = re.compile(r"choice\((.*)\)", re.DOTALL)
 
 
@@ -23,7 +23,7 @@ TEXT, NO_KEY = ValueType(str), ValueType(None)
 
 
 def type_at(kind: ValueType, path: Sequence[str]) -> tuple[ValueType, Mapping[str, Any]]:
-    """Type of what stands at ``path`` in a value of type ``kind``, and the metadata of its field; ``NO_KEY`` where there is no such key."""
+    """Returns the type at ``path`` in a value of type ``kind``, and the metadata of its field; ``NO_KEY`` if there is no such key."""
     metadata: Mapping[str, Any] = {}
     for name in path:
         if kind.keyed:
@@ -36,7 +36,7 @@ def type_at(kind: ValueType, path: Sequence[str]) -> tuple[ValueType, Mapping[st
 
 @cache
 def type_of_key(key: str, backend: str | None = None) -> tuple[ValueType, Mapping[str, Any]]:
-    """``type_at`` of a dotted key of a run, on a cluster of ``backend`` or of any."""
+    """Returns ``type_at`` of a dotted key of a run, on a cluster of ``backend`` or of any."""
     section, *path = key.split(".")
     if section != "cluster":
         return type_at(ValueType(Config), [section, *path])
@@ -45,7 +45,7 @@ def type_of_key(key: str, backend: str | None = None) -> tuple[ValueType, Mappin
 
 
 def is_text(key: str, own: Sequence[type] = ()) -> bool:
-    """Whether a key of a run, or of one of its ``own`` settings, is text, or each entry of its list."""
+    """Returns whether a key of a run, or of one of its ``own`` settings, is text, or each entry of its list."""
     kind = next((kind for root in own if (kind := type_at(ValueType(root), [key])[0]) is not NO_KEY), type_of_key(key)[0])
     while kind.base is list:
         kind = kind.holds
@@ -53,30 +53,30 @@ def is_text(key: str, own: Sequence[type] = ()) -> bool:
 
 
 def is_list(key: str, backend: str) -> bool:
-    """Whether a key takes a list."""
+    """Returns whether a key takes a list."""
     return type_of_key(key, backend)[0].base is list
 
 
 def several_texts(override: str) -> bool:
-    """Whether a comma in a sweep separates values of a key that takes any text, in which a comma may be meant."""
+    """Returns whether a comma in a sweep separates values of a key that takes any text, in which a comma may be meant."""
     key, _, value = override.lstrip("+").partition("=")
     kind, metadata = type_of_key(key)
     return kind.base is str and not metadata.get("choices") and len(split(value)) > 1
 
 
 def in_quotes(text: str) -> str:
-    """``text`` as Hydra's grammar reads it back."""
+    """Quotes ``text`` so that Hydra's grammar reads it back."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(text, Quote.double).with_quotes()
 
 
 def as_typed(value: str, kind: ValueType, several: bool) -> str:
-    """The part of an override behind ``=``, with quotes around whatever is text by ``kind``, nested too, and something else to Hydra.
-    ``several``: a comma separates the values of a sweep."""
+    """Returns the part of an override behind ``=``, with quotes around any value, nested too, that is text by ``kind`` and something else
+    to Hydra. ``several``: a comma separates the values of a sweep."""
     bare = value.strip()
     if several and kind.base is str and (choice := _CHOICE.fullmatch(bare)):
-        bare = choice[1]  # the same without the word, which takes quotes away
+        bare = choice[1]  # the same without choice(), which removes quotes
     if several and len(pieces := split(bare)) > 1:
         return ",".join(as_typed(piece, kind, False) for piece in pieces)
     if kind.base is str:
@@ -91,7 +91,8 @@ def as_typed(value: str, kind: ValueType, several: bool) -> str:
 
 
 def _is_word(bare: str) -> bool:
-    """Whether Hydra reads text, or what is refused or means something at a key of text: null, a list, a mapping, ``range(1,3)``."""
+    """Returns whether Hydra reads text, or a value that a key of text refuses or gives a meaning: null, a list, a mapping,
+    ``range(1,3)``."""
     from hydra.core.override_parser.types import ChoiceSweep
     from hydra.errors import HydraException
 
@@ -105,7 +106,7 @@ def _is_word(bare: str) -> bool:
 
 
 def split(value: str) -> list[str]:
-    """``value`` at its commas that stand neither in quotes nor in brackets, as Hydra's grammar has them; nothing of nothing."""
+    """Splits ``value`` at commas that stand neither in quotes nor in brackets, by Hydra's grammar. Blank text has no pieces."""
     pieces, depth, quote, escaped = [""], 0, "", False
     for letter in value:
         if letter == "," and not (depth or quote or escaped):
@@ -113,7 +114,7 @@ def split(value: str) -> list[str]:
             continue
         if quote:
             quote = "" if letter == quote and not escaped else quote
-        elif letter in "'\"" and pieces[-1].rstrip()[-1:] in "[{(:,":  # at the beginning of a value: not that of it's
+        elif letter in "'\"" and pieces[-1].rstrip()[-1:] in "[{(:,":  # only at the beginning of a value: not the apostrophe of it's
             quote = letter
         elif not escaped:
             depth = max(0, depth + (letter in "[{(") - (letter in "]})"))

@@ -1,8 +1,8 @@
-"""A trainer, as far as step time and memory depend on it: what it computes with, keeps, recomputes and overlaps. Data:
+"""A trainer, as far as step time and memory depend on it: its kernels and number formats, and what it keeps, recomputes and overlaps. Data:
 conf/trainer/NAME.yaml.
 
-A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. What a profile leaves out is what
-trainers of today usually do. The profile of this project's own trainer is ``trireme``.
+A profile states facts of a code base, each with its source in a comment; nothing in it is fitted. Keys that a profile leaves out have the
+values usual for trainers of today. The profile of this project's own trainer is ``trireme``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TENSOR_OVERLAPS = ("none", "backward", "all")
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """How operations are computed on the device."""
+    """The computation of operations on the device."""
 
     attention: str = key("flash2", "attention kernel; fused_softmax: scale, mask and softmax in one; tiled: Triton's, or PyTorch's memory-efficient one", choices=ATTENTION_KERNELS)
     attention_dropout: bool = key(True, "the attention kernel applies dropout; false: with dropout the scores are written to memory")
@@ -74,7 +74,7 @@ class CommunicatorProfile:
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """What stays in device memory, and for how long."""
+    """Contents of device memory, and how long they stay there."""
 
     sharded_logits: bool = key(True, "tensor ranks keep their part of the logits; false: they gather all of them")
     logit_copies: float = key(1, "copies of the logits and their gradient alive at the peak, in the format of the product", minimum=0)
@@ -99,7 +99,7 @@ class MemoryProfile:
 
 @dataclass(frozen=True)
 class RecomputeProfile:
-    """What recomputation of activations means."""
+    """Recomputation of activations: its extent and its stored inputs."""
 
     selective: str = key("attention", "what layout.recompute=selective recomputes (launcher/cost/time/recompute.py)", choices=SELECTIVE)
     keeps_attention: bool = key(False, "where whole blocks are recomputed, attention's output is kept")
@@ -110,7 +110,7 @@ class RecomputeProfile:
 
 @dataclass(frozen=True)
 class PipelineProfile:
-    """How stages are cut and how they meet."""
+    """Pipeline stages: how they are cut and how they meet."""
 
     counts_ends: bool = key(False, "stages share out blocks, embedding, final norm and head evenly, each of them counting as one block")
     spreads_vocabulary: bool = key(False, "every pipeline rank computes an equal part of embedding and head (arXiv 2411.05288)")
@@ -125,7 +125,7 @@ class PipelineProfile:
 
 @dataclass(frozen=True)
 class OverlapProfile:
-    """What is communicated, how often, and what of it overlaps with computation."""
+    """Communication: its kind, its frequency, and its overlap with computation."""
 
     tensor: str = key("none", "tensor-parallel communication that overlaps matrix products", choices=TENSOR_OVERLAPS)
     regathers_inputs: bool = key(False, "sequence parallelism keeps inputs sharded and gathers them again in backward")
@@ -145,8 +145,11 @@ class OverlapProfile:
 
 @dataclass(frozen=True)
 class LaunchProfile:
-    """How trials of a trainer are started, told and read (launcher/config/command.py). A trainer can be told what a profile mentions,
-    as ``{KEY}`` or as a key of ``options`` or ``variables``; layouts that differ from the defaults in other keys are left out."""
+    """The start, the command line and the log of a trainer's trials (launcher/config/command.py).
+
+    A trainer can be told the keys that a profile mentions, as ``{KEY}`` or as a key of ``options`` or ``variables``; layouts that differ
+    from the defaults in other keys are left out.
+    """
 
     program: str = key(
         "none", "none: it can be predicted, not launched; embedded: the trainer of this project; command: another one", choices=PROGRAMS
@@ -186,10 +189,10 @@ class TrainerProfile:
 
     @property
     def embedded(self) -> bool:
-        """Whether it is this project's own."""
+        """Returns whether this is the project's own trainer."""
         return self.launch.program == "embedded"
 
     @property
     def foreign(self) -> bool:
-        """Whether it is another program that can be launched."""
+        """Returns whether this is another program that can be launched."""
         return self.launch.program == "command"

@@ -1,4 +1,4 @@
-"""The trainers and the inference engines that are known by name: conf/trainer and conf/engine, those under runs/, and the user's own."""
+"""The trainers and the inference engines known by name: conf/trainer and conf/engine, those under runs/, and the user's own."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ TRAINERS, ENGINES = ConfGroup("trainer", TrainerProfile), ConfGroup("engine", En
 
 @cache
 def profile(name: str, own: Path | None = None) -> TrainerProfile:
-    """The trainer ``name``, as ``trainer=NAME`` composes it."""
+    """Returns the trainer ``name``, as ``trainer=NAME`` composes it."""
     return TRAINERS.read(name, own)
 
 
 @cache
 def engine(name: str, own: Path | None = None) -> EngineProfile:
-    """The engine ``name``, as ``engine=NAME`` composes it."""
+    """Returns the engine ``name``, as ``engine=NAME`` composes it."""
     return ENGINES.read(name, own)
 
 
 def profile_names(own: Path | None = None) -> list[str]:
-    """All trainers that can be named."""
+    """Lists the names of all trainers."""
     return list(files_of("trainer", own))
 
 
 def engine_names(own: Path | None = None) -> list[str]:
-    """All engines that can be named."""
+    """Lists the names of all engines."""
     return list(files_of("engine", own))
 
 
 def changed(base: TrainerProfile, changes: Mapping[str, Any], where: str = "trainer.") -> TrainerProfile:
-    """``base`` with other values of some keys (``overlap.gradients``). ``ConfigError`` for unknown keys and wrong values."""
+    """Returns ``base`` with other values of some keys (``overlap.gradients``). Raises ``ConfigError`` for unknown keys and wrong values."""
     data: dict[str, Any] = dataclasses.asdict(base)
     for name, value in changes.items():
         *path, last = name.split(".")

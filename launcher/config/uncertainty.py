@@ -1,4 +1,4 @@
-"""How far predictions are off, as it was learnt: conf/uncertainty.yaml."""
+"""Errors of predictions, as they were learnt: conf/uncertainty.yaml."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from trainer.shared.run.errors import ConfigError
 
 @dataclass(frozen=True)
 class Widths:
-    """Standard deviations of log(measured / predicted) where nothing was measured before, and lengths over which they hold together."""
+    """Standard deviations of log(measured / predicted) where nothing was measured before, and the distances over which they hold."""
 
     common: float  # one error for all layouts of a machine and its trainer
     part: float  # one error for each time part (matrix products, attention, optimizer ...) that has no width of its own below
-    host: float  # the same for what the host does: launching, the fixed cost of a step
+    host: float  # the same for work of the host: launching, the fixed cost of a step
     communication: float  # for each part that is communication
     bubble: float  # and for the pipeline's bubble
-    layout: float  # what no part explains and similar layouts share
-    rough: float  # and what no other layout shares
+    layout: float  # the rest that no part explains and similar layouts share
+    rough: float  # the rest that no other layout shares
     reach: float  # distance over which layouts are similar, in doublings of a degree or a size
     scale: float  # machines differ in how large layout and rough are: standard deviation of the logarithm of their common factor
-    seen: float  # doublings from the nearest other known run within which all this was learnt: beyond, it grows in proportion
+    seen: float  # doublings from the nearest other known run within which these widths were learnt: beyond, they grow in proportion
     memory: float  # one error of the predicted memory for all layouts of a machine and its trainer
     memory_layout: float  # and one for each layout
     noise: float  # of a measured step time
@@ -35,26 +35,27 @@ class Widths:
 
 
 LARGEST = 100.0
-"""No width is larger: the logarithm of nothing that was measured."""
+"""Upper bound of a width, beyond the logarithm of any ratio that was measured."""
 PLACE = ("tflops", "layers", "hidden", "seq", "gpus", "precision", "trainer")
-"""What is kept of a run, so that distances from it are known (``launcher.cost.known``)."""
+"""Values of a run that are kept, so that distances from it are known (``launcher.cost.known``)."""
 OF_PARTS = ("part", "host", "communication", "bubble")
 """Widths of time parts."""
 
 
 def uncertainty_file() -> dict[str, Any]:
-    """conf/uncertainty.yaml: ``widths``, and ``parts``: the largest share of a step that each time part had in known runs."""
+    """Reads conf/uncertainty.yaml: ``widths``, and ``parts``: the largest share of a step that each time part had in known runs."""
     return shipped("uncertainty")
 
 
 @cache
 def shipped_widths() -> Widths:
-    """Those of conf/uncertainty.yaml."""
+    """Returns the widths of conf/uncertainty.yaml."""
     return Widths(**{name: float(entry["value"]) for name, entry in uncertainty_file()["widths"].items()})
 
 
 def widths_on(learnt: Mapping[str, Any]) -> Widths:
-    """The shipped widths with what was learnt of a machine (``HardwareConfig.learnt``). ``ConfigError`` where that says something else."""
+    """Returns the shipped widths with those learnt on a machine in their place (``HardwareConfig.learnt``). Raises ``ConfigError`` if
+    anything in ``learnt`` is malformed."""
     own = learnt.get("widths", {})
     known = [each.name for each in dataclasses.fields(Widths)]
     if not isinstance(own, Mapping) or any(name not in known or not _is_width(value) for name, value in own.items()):
@@ -87,12 +88,12 @@ def _mangled(key: str, allowed: str) -> ConfigError:
 
 
 def widest(one: Widths, other: Widths) -> Widths:
-    """The larger of each."""
+    """Returns the larger of each pair of widths."""
     return Widths(*map(max, dataclasses.astuple(one), dataclasses.astuple(other)))
 
 
 def widened(widths: Widths, distance: float) -> Widths:
-    """The same for a question ``distance`` doublings away from all known runs: beyond those seen, errors grow in proportion."""
+    """Returns the widths for a question ``distance`` doublings away from all known runs: beyond ``seen``, errors grow in proportion."""
     factor = max(1.0, distance / widths.seen)
     wider = {name: factor * getattr(widths, name) for name in ("common", *OF_PARTS, "layout", "rough")}
     return dataclasses.replace(widths, **wider)
@@ -100,6 +101,6 @@ def widened(widths: Widths, distance: float) -> Widths:
 
 @cache
 def known_runs() -> tuple[dict[str, str], ...]:
-    """conf/known_runs.csv: some of the runs that the widths were learnt from."""
+    """Reads conf/known_runs.csv: some of the runs that the widths were learnt from."""
     with (conf_dir() / "known_runs.csv").open(newline="") as file:
         return tuple(csv.DictReader(file))

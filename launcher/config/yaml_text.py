@@ -1,4 +1,4 @@
-"""YAML read by libyaml where it is there: several times faster than pure Python, which a command's start would feel."""
+"""Reads YAML with libyaml if it is available: several times faster than pure Python, which shortens the start of a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(text: str) -> Any:
-    """The content of one document. ``yaml.YAMLError`` for what is none."""
+    """Reads one document. Raises ``yaml.YAMLError`` for text that is not YAML."""
     return yaml.load(text, Loader=LOADER)
 
 
@@ -20,7 +20,7 @@ class ConfigLoader(LOADER):  # type: ignore[misc, valid-type]
 
 
 class ConfigDumper(yaml.SafeDumper):
-    """Puts text in quotes that ``ConfigLoader`` would take for a number."""
+    """Quotes text that ``ConfigLoader`` would take for a number."""
 
 
 for _kind in (ConfigLoader, ConfigDumper):
@@ -30,10 +30,10 @@ for _kind in (ConfigLoader, ConfigDumper):
 
 
 def read_config_yaml(text: str) -> Any:
-    """The content of a document that is to be a configuration. ``yaml.YAMLError`` for what is none."""
+    """Reads a document as a configuration. Raises ``yaml.YAMLError`` for text that is not YAML."""
     return yaml.load(text, Loader=ConfigLoader)
 
 
 def as_config_yaml(data: Any, **form: Any) -> str:
-    """Text of which a configuration is read back equal. ``form``: of ``yaml.dump``."""
+    """Writes a configuration as text from which it is read back equal. ``form``: arguments of ``yaml.dump``."""
     return str(yaml.dump(data, Dumper=ConfigDumper, sort_keys=False, **form))
