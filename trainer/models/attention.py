@@ -20,7 +20,7 @@ from trainer.shared.run.schema import ResolvedModelConfig
 
 P = ParamSpec("P")
 InBlocks = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""Attention with dropout, of query, key, value, visible keys and scale (``trainer.tensor.block_attention``)."""
+"""Attention with dropout, as a function of query, key, value, visible keys and scale (``trainer.tensor.block_attention``)."""
 
 
 class Attention(nn.Module):
@@ -62,7 +62,7 @@ class AttentionCore(nn.Module):
         self.fused, self.scale, self.cap, self.window = c.attention == "fused", c.attention_scale, c.score_cap, c.window_of(block)
         self.dropout: nn.Module = AttentionDropout(c.dropout)
         self.in_blocks: InBlocks | None = None
-        self.visible: Callable[[], Tensor] | None = None  # which keys a query sees, [b, 1, s, s], where that is not all up to itself
+        self.visible: Callable[[], Tensor] | None = None  # the keys that each query sees, [b, 1, s, s]; None: all up to itself
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
@@ -114,7 +114,7 @@ class AttentionCore(nn.Module):
 
 
 def kernels_by_preference(capability: tuple[int, int]) -> contextlib.AbstractContextManager[None]:
-    """Inside, fused attention takes the first kernel of an order that can do the work.
+    """Makes fused attention use the first kernel in order of preference that can do the work, inside a ``with`` block.
 
     cuDNN's comes first on Hopper and on Blackwell's large chips: 631 TFLOP/s where torch's own choice reached 329 (pytorch issue 142132),
     1.7 to 2.3 times as fast for shapes of training, but slower than flash attention on A100, A10G and RTX PRO 6000 (transformers #48163).
@@ -130,7 +130,7 @@ class AttentionDropout(Dropout):
 
 
 def kept(compute: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """A tensor that depends on plain values alone is computed once and shared by all layers of a rank. Compiled code fuses its
+    """Decorates a function of plain values: its tensor is computed once and shared by all layers of a rank. Compiled code fuses the
     computation."""
     remembered = lru_cache(maxsize=8)(torch.no_grad()(compute))
 
@@ -144,13 +144,13 @@ def kept(compute: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:
-    """cap tanh(x / cap), or x where there is no cap."""
+    """Returns cap tanh(x / cap), or x if there is no cap."""
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
 @kept
 def band(offset: int, rows: int, keys: int, window: int, device: torch.device) -> Tensor:
-    """[rows, keys]: whether the query at ``offset`` + row sees a key: the ``window`` up to itself."""
+    """Returns [rows, keys], true where the query at ``offset`` + row sees a key: the ``window`` keys up to itself."""
     query = torch.arange(offset, offset + rows, device=device)[:, None]
     key = torch.arange(keys, device=device)
     return (key <= query) & (key > query - window)
@@ -158,15 +158,15 @@ def band(offset: int, rows: int, keys: int, window: int, device: torch.device) -
 
 @kept
 def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[s, s]: 0 where key <= query, -inf elsewhere."""
+    """Returns [s, s]: 0 where key <= query, -inf elsewhere."""
     return torch.full((length, length), -math.inf, dtype=dtype, device=device).triu(1)
 
 
 class Alibi(nn.Module):
     """Attention with linear biases: key j adds ``-slope (i - j)`` to the score of query i (Press et al. 2022).
 
-    Softmax ignores what is added to a whole row, so ``slope j`` does the same. It is added by the product of queries and keys itself,
-    in further columns: no bias of [heads, s, s], and every fused kernel can be used.
+    Softmax ignores a constant added to a whole row, so ``slope j`` does the same. The product of queries and keys adds it itself, in extra
+    columns: no bias of [heads, s, s], and every fused kernel can be used.
     """
 
     def __init__(self, heads: int, scale: float):
@@ -174,7 +174,7 @@ class Alibi(nn.Module):
         self.slopes, self.scale = slopes(heads), scale
 
     def forward(self, query: Tensor, key: Tensor, heads: range) -> tuple[Tensor, Tensor]:
-        """query [b, heads, s, d] and key [b, groups, s, d], each with 8 more columns."""
+        """Returns query [b, heads, s, d] and key [b, groups, s, d] with 8 more columns each."""
         own = tuple(self.slopes[h] / self.scale for h in heads)  # scores are multiplied by it
         steep = slope_columns(own, query.dtype, query.device).expand(*query.shape[:-1], -1)
         place = position_columns(key.shape[-2], key.dtype, key.device).expand(*key.shape[:-1], -1)
@@ -183,7 +183,7 @@ class Alibi(nn.Module):
 
 @kept
 def slope_columns(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[heads, 1, 8]: each value as a sum of three numbers of ``dtype``, each twice, then zeros: 24 bits even of bfloat16."""
+    """Returns [heads, 1, 8]: each value as a sum of three numbers of ``dtype``, each twice, then zeros: 24 bits even in bfloat16."""
     left = torch.tensor(values, dtype=torch.float64, device=device)
     columns = []
     for _ in range(3):
@@ -194,15 +194,15 @@ def slope_columns(values: tuple[float, ...], dtype: torch.dtype, device: torch.d
 
 @kept
 def position_columns(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[s, 8]: each position as a multiple of 256 and the rest, both exact in bfloat16; three times, then zeros."""
+    """Returns [s, 8]: each position as a multiple of 256 and the rest, both exact in bfloat16; three times, then zeros."""
     position = torch.arange(length, device=device)
     pair = torch.stack((position - position % 256, position % 256), -1).to(dtype)
     return F.pad(pair.repeat(1, 3), (0, 2))
 
 
 def slopes(heads: int) -> list[float]:
-    """Geometric series from 2^(-8/n), for n the largest power of two up to ``heads``;
-    further heads take every other slope of the series for 2n."""
+    """Returns the geometric series from 2^(-8/n), for n the largest power of two up to ``heads``; further heads take every other slope of
+    the series for 2n."""
     n = 2 ** int(math.log2(heads))
     first = [2 ** (-8 * (i + 1) / n) for i in range(n)]
     return first + [2 ** (-4 * (2 * i + 1) / n) for i in range(heads - n)]
@@ -216,13 +216,13 @@ class Rotary(nn.Module):
         self.angles = angles
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Both [s, b, heads, d], each with its own number of heads."""
+        """Rotates both, [s, b, heads, d], each with its own number of heads."""
         cos, sin = rotary_table(query.shape[0], *self.angles, query.dtype, query.device).unbind()
         return rotated(query, cos, sin), rotated(key, cos, sin)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [s, b, heads, d] by the angles whose cos and sin are given, [s, 1 or b, 1, r/2]; dimensions from r stay."""
+    """Rotates x [s, b, heads, d] by the angles of ``cos`` and ``sin``, [s, 1 or b, 1, r/2]; dimensions from r on are unchanged."""
     width = cos.shape[-1]
     first, second, rest = x[..., :width], x[..., width : 2 * width], x[..., 2 * width :]
     turned = first * cos - second * sin, second * cos + first * sin
@@ -230,8 +230,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_table(length: int, frequencies: tuple[float, ...], magnitude: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """cos and sin, [2, s, 1, 1, r/2], computed in fp64 and rounded to ``dtype``. A constant for torch.compile (``compile_blocks`` says
-    so to it): fp64 is slow on a GPU."""
+    """Returns cos and sin, [2, s, 1, 1, r/2], computed in fp64 and rounded to ``dtype``. They are a constant for torch.compile (see
+    ``compile_blocks``), because fp64 is slow on a GPU."""
     return _rotary_table(length, frequencies, magnitude, dtype, device)
 
 

@@ -1,7 +1,7 @@
 """The layers that every family is built from, for one process. ``trainer.tensor`` has their parallel forms.
 
 Shapes: s sequence, b micro-batch, h hidden. Activations are [s, b, h]. Each layer declares how its parameters are initialised, which of
-them decay and where they live; nothing is marked on the tensors themselves.
+them decay and where they live; the tensors themselves carry no marks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Init:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What a layer declares of a parameter: initial values, whether weight decay applies, and where it lives. ``tied``: the global name of
-    the parameter that it is the same as, wherever that is."""
+    """The declaration of a parameter: initial values, whether weight decay applies, and where it lives. ``tied``: the global name of the
+    parameter that it equals, wherever that lives."""
 
     init: Init
     decays: bool = False
@@ -122,7 +122,7 @@ class Norm(ParameterModule):
             self.bias = None
 
     def scale(self) -> Tensor:
-        """What the normalised x is multiplied with."""
+        """Returns the factor of the normalised x."""
         return 1 + self.weight if self.offset else self.weight
 
 
@@ -160,12 +160,13 @@ NORMS = {"layer": LayerNorm, "layer_no_bias": LayerNorm, "rms": RMSNorm}
 
 
 def norm(c: ResolvedModelConfig) -> Norm:
-    """A norm of the residual stream."""
+    """Returns a norm of the residual stream."""
     return NORMS[c.norm]((c.hidden,), c.norm_eps, FAMILIES[c.family].norm_offset, bias=c.norm == "layer")
 
 
 def head_norm(c: ResolvedModelConfig, heads: int) -> Norm | None:
-    """The norm of queries or keys [s, b, heads, d]: of each head, which all tensor ranks apply to theirs, or of all heads together."""
+    """Returns the norm of queries or keys [s, b, heads, d]: of each head, which every tensor rank applies to its own, or of all heads
+    together."""
     offset, bias = FAMILIES[c.family].norm_offset, c.norm == "layer"
     if c.qk_norm == "head":
         return NORMS[c.norm]((c.head_width,), c.norm_eps, offset, bias, {"tensor": Partial()})
@@ -198,23 +199,23 @@ class MLP(nn.Module):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh approximation, as in GPT-2 and BLOOM."""
+    """Computes GELU in its tanh approximation, as in GPT-2 and BLOOM."""
     return F.gelu(x, approximate="tanh")
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """max(x, 0)^2 (Primer, So et al. 2021)."""
+    """Computes max(x, 0)^2 (Primer, So et al. 2021)."""
     return F.relu(x).square()
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """[..., 2, f] -> [..., f]."""
+    """Computes SiLU(gate) * value: [..., 2, f] -> [..., f]."""
     gate, value = x.unbind(-2)
     return F.silu(gate) * value
 
 
 def geglu(x: Tensor) -> Tensor:
-    """[..., 2, f] -> [..., f], with GELU's tanh form."""
+    """Computes GELU(gate) * value with GELU's tanh form: [..., 2, f] -> [..., f]."""
     gate, value = x.unbind(-2)
     return gelu(gate) * value
 
@@ -230,5 +231,5 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def residual_std(std: float, layers: int) -> float:
-    """Initial std of matrices that write to the residual stream: the sum of 2 L of them keeps its scale (GPT-2)."""
+    """Returns the initial std of matrices that write to the residual stream: the sum of 2 L of them keeps its scale (GPT-2)."""
     return std / math.sqrt(2 * layers)

@@ -1,4 +1,4 @@
-"""Angles of rotary positions, in plain numbers: what of a head turns how fast, by the kind of scaling.
+"""Angles of rotary positions, in plain numbers: the dimensions of a head that turn and their frequencies, by kind of scaling.
 
 Kinds and formulas are those of Hugging Face's ``modeling_rope_utils.py``: linear (Chen et al. 2023, arXiv 2306.15595), dynamic (NTK by
 length), llama3 (Dubey et al. 2024), yarn (Peng et al. 2023, arXiv 2309.00071), longrope (Ding et al. 2024, arXiv 2402.13753).
@@ -20,7 +20,7 @@ class Angles(NamedTuple):
 
 
 def angles(model: ResolvedModelConfig, block: int) -> Angles:
-    """Of the queries and keys of a block."""
+    """Returns the angles for the queries and keys of a block."""
     rope, width = model.rope, round(model.rope.share * model.head_width)
     if rope.local_theta is not None and model.window_of(block) is not None:
         return Angles(_plain(width, rope.local_theta))
@@ -49,7 +49,7 @@ def _llama3(rope: RopeConfig, width: int, theta: float, seq: int) -> Angles:
     assert rope.original is not None
 
     def scaled(frequency: float) -> float:
-        """Short waves stay, long ones are stretched by the factor, those between partly."""
+        """Keeps short waves, stretches long ones by the factor, and those between in part."""
         turns = rope.original * frequency / (2 * math.pi)  # type: ignore[operator]
         share = min(max((turns - rope.low) / (rope.high - rope.low or 1e-9), 0.0), 1.0)
         return (1 - share) * frequency / rope.factor + share * frequency
@@ -62,7 +62,7 @@ def _yarn(rope: RopeConfig, width: int, theta: float, seq: int) -> Angles:
     assert original is not None
 
     def dimension(turns: float) -> float:
-        """The pair that turns so often over the original length."""
+        """Returns the pair that makes this many turns over the original length."""
         return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(rope.fast), dimension(rope.slow)
@@ -84,4 +84,4 @@ def _longrope(rope: RopeConfig, width: int, theta: float, seq: int) -> Angles:
 
 
 _SCALED = {"default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
-"""By ``model.rope.kind``."""
+"""Scaling functions by ``model.rope.kind``."""

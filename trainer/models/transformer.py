@@ -15,7 +15,7 @@ from trainer.shared.parallel.boundary import BoundaryTensors
 from trainer.shared.run.schema import ResolvedModelConfig
 
 Loss = Callable[[Tensor, nn.Module], Tensor]
-"""A loss, of what the last norm gives [s, b, h] and the layer that makes logits of it: who has both needs not have all logits at once."""
+"""A loss of the last norm's output [s, b, h] and the layer that makes logits of it. With both, a loss never needs all logits at once."""
 
 EMBEDDING_WEIGHT = "embedding.tokens.weight"
 """Global name of the token embedding, and of a head that is tied to it."""
@@ -68,13 +68,13 @@ class Block(nn.Module):
         return attended + self._added(self.mlp(second), self.mlp_post_norm, self.mlp_dropout)
 
     def _added(self, y: Tensor, post_norm: nn.Module | None, dropout: nn.Module) -> Tensor:
-        """What joins the residual stream."""
+        """Applies the norm, dropout and factor that precede the addition to the residual stream."""
         dropped: Tensor = dropout(y if post_norm is None else post_norm(y))
         return dropped if self.scale == 1 else dropped * self.scale
 
 
 class Head(nn.Module):
-    """[s, b, h] -> logits [s, b, V], or what ``loss`` makes of them."""
+    """[s, b, h] -> logits [s, b, V], or the loss of them."""
 
     def __init__(self, c: ResolvedModelConfig):
         super().__init__()
@@ -90,10 +90,9 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """Blocks ``blocks`` of a network (all, if None), with the embedding if this is the ``first`` part and the head if the ``last``.
 
-    Input: tokens [s, b], or what the part before hands on. Output: logits [s, b, V], what ``loss`` makes
-    of them, or what the next part needs. Parameter names count blocks
-    from the start of the network, so they do not depend on where it is cut. A tied head shares the embedding's parameter if
-    this part has both.
+    Input: tokens [s, b], or the output of the previous part. Output: logits [s, b, V], the loss of them, or the input of the next part.
+    Parameter names count blocks from the start of the network, so they do not depend on where it is cut. A tied head shares the embedding's
+    parameter if this part has both.
     """
 
     def __init__(self, config: ResolvedModelConfig, blocks: range | None = None, first: bool = True, last: bool = True):
@@ -118,7 +117,7 @@ class Transformer(nn.Module):
         return logits
 
     def units(self) -> Iterator[tuple[str, nn.Module]]:
-        """Embedding, blocks and head in the order of computation, with their names."""
+        """Yields embedding, blocks and head in the order of computation, with their names."""
         if self.embedding is not None:
             yield "embedding", self.embedding
         for name, block in self.blocks.items():

@@ -1,8 +1,8 @@
-"""What tuning adds to a plain model, from outside: the model and its families know nothing of it.
+"""Adds tuning to a plain model, from outside: the model and its families know nothing of it.
 
-Parameters of the model keep their names, so weights of a base fit. New ones are the only ones that are trained.
+The model's parameters keep their names, so the weights of a base fit. Only the new parameters are trained.
 
-lora      ``y += alpha / rank B A x`` beside a matrix (Hu et al. 2021)
+lora      ``y += alpha / rank B A x`` in parallel to a matrix (Hu et al. 2021)
 adapter   ``y += up(gelu(down(norm(y))))`` on the output of attention and of the MLP (Houlsby et al. 2019)
 ia3       keys, values and the MLP's inner activation times a vector (Liu et al. 2022)
 prompt    the first positions are vectors of their own (Lester et al. 2021)
@@ -23,13 +23,13 @@ from trainer.shared.parallel.placement import Partial, Shard
 from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
 
 PLACES = {"qkv": "attention.qkv", "output": "attention.output", "up": "mlp.up", "down": "mlp.down"}
-"""Where a block has the matrices that ``tune.targets`` names."""
+"""Paths in a block of the matrices that ``tune.targets`` names."""
 PROMPT_STD = 0.02
-"""Of initial virtual tokens, as of the embeddings of GPT-2."""
+"""Standard deviation of initial virtual tokens, as of the embeddings of GPT-2."""
 
 
 class LowRankLinear(Linear):
-    """A linear layer with a low-rank product beside it, which begins as zero. The factor on the side where the matrix is cut is cut too."""
+    """A linear layer with a parallel low-rank product, which begins as zero. The factor on the side where the matrix is cut is cut too."""
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter
@@ -70,7 +70,7 @@ class VectorScale(ParameterModule):
 
 
 class KeyValueScale(VectorScale):
-    """Of the output [s, b, g, q + 2, d] of ``qkv``, scales keys and values."""
+    """Scales keys and values in the output [s, b, g, q + 2, d] of ``qkv``."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat((x[..., :-2, :], x[..., -2:, :] * self.weight), dim=-2)
@@ -101,19 +101,20 @@ class EncodedTokens(VirtualTokens):
 
 
 class Prompts(nn.Module):
-    """Virtual tokens [tasks, n, h]: parameters of each task apart. ``written`` puts those of each row's task into its first positions."""
+    """Virtual tokens [tasks, n, h], with separate parameters for each task. ``written`` puts those of each row's task into its first
+    positions."""
 
     def __init__(self, tasks: list[VirtualTokens]):
         super().__init__()
-        self.index = 0  # which part of the sequence is here, where ranks share it
-        self.positions: Callable[[], Tensor] | None = None  # of each token in its text, [s, b], where that is not its place in the row
+        self.index = 0  # the part of the sequence that this rank holds, if ranks share it
+        self.positions: Callable[[], Tensor] | None = None  # of each token in its text, [s, b], where it differs from the place in the row
         self.tasks = nn.ModuleList(tasks)
 
     def forward(self) -> Tensor:
         return torch.cat([task() for task in self.tasks])
 
     def written(self, tokens: Tensor, x: Tensor) -> Tensor:
-        """x [s or s/t, b, h] with virtual tokens, where x are the embedded tokens [s, b]; the first token of a text is its task."""
+        """Writes virtual tokens into x [s or s/t, b, h], the embedded tokens [s, b]; the first token of a text is its task."""
         every = self()
         if self.positions is not None:
             tasks, count, _ = every.shape
@@ -125,12 +126,12 @@ class Prompts(nn.Module):
 
 
 def task_of(name: str) -> int:
-    """The task that a parameter belongs to; 0 if to none."""
+    """Returns the task that a parameter belongs to; 0 if it belongs to none."""
     return int(name.split(".")[3]) if name.startswith("embedding.prompts.tasks.") else 0
 
 
 def add_tuning(model: Transformer, c: ResolvedModelConfig, tune: TuneConfig) -> frozenset[str] | None:
-    """Add what is trained to ``model``; the names of the new parameters, or None where all parameters are trained."""
+    """Adds the trained parameters to ``model`` and returns their names, or None where all parameters are trained."""
     if tune.method == "full":
         return None
     before = {name for name, _ in model.named_parameters()}
@@ -171,4 +172,4 @@ def _add_scales(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
 
 
 BLOCKS = {"lora": _add_low_rank, "adapter": _add_adapters, "ia3": _add_scales}
-"""Methods that add to each block."""
+"""Functions that add to each block, by method."""

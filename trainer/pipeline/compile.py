@@ -1,6 +1,6 @@
-"""torch.compile of each block, as one graph: whatever communicates in it is an operation of its own (``trainer.tensor.traced``).
+"""torch.compile of each block, as one graph: each communication in it is an operation of its own (``trainer.tensor.traced``).
 
-Nothing here imports the compiler before it is used: that takes as long as the import of torch, in every rank.
+The compiler is imported only when used: the import takes as long as that of torch, in every rank.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from trainer.pipeline.recompute import Recomputed
 
 
 def compiles(enabled: bool | None, device: torch.device) -> bool:
-    """What ``run.compile`` says for ``device``."""
+    """Returns whether blocks are compiled on ``device``, as ``run.compile`` says."""
     return device.type == "cuda" if enabled is None else enabled
 
 
 def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool, device: torch.device) -> None:
-    """Compile the forward of each block in place; hooks on the block are not compiled. Blocks of one kind share their code.
+    """Compiles the forward of each block in place; hooks on the block are not compiled. Blocks of one kind share their code.
 
     By default (``enabled`` is None) blocks are compiled on CUDA. A block that cannot be compiled ends the run, unless it ``falls_back``:
     then it is computed eagerly, as far as necessary, with torch's warning.
@@ -29,7 +29,7 @@ def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool
 
     torch.compiler.assume_constant_result(rotary_table)
     torch._dynamo.config.suppress_errors = falls_back
-    # Compiled code would look at the sizes of each tensor that it gets: fifty times a block, a twelfth of its host's time. A CPU's does.
+    # Compiled code would check the sizes of each input tensor: fifty per block, a twelfth of its host time. CPUs keep the checks.
     compiler.size_asserts = device.type != "cuda"
     for block in blocks.values():
         for root in {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}:

@@ -1,7 +1,6 @@
 """Forward alone, through the same ranks, chunks and messages as a step of training: for evaluation.
 
-The actions are those of the schedule that belong to forward. Whatever order a schedule runs them in is possible without the others:
-a forward waits for nothing but forwards.
+Only the forward actions of the schedule run. Any schedule's order stays possible without the others: a forward waits only for forwards.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ class ForwardPipeline(PipelineRuntime):
 
     @classmethod
     def of(cls, trained: PipelineRuntime, recorder: Recorder) -> ForwardPipeline:
-        """The forward part of ``trained``, with its chunks and links."""
+        """Returns the forward part of ``trained``, with its chunks and links."""
         actions = [action for action in trained.actions if action.kind in FORWARD]
         return cls(actions, trained.chunks, trained.state, trained.boundary, trained.up, trained.down, recorder)
 
     @torch.no_grad()
     def losses_of(self, batch: Batch) -> list[Tensor]:
-        """The loss of every micro-batch, on the ranks of the last part. Collective over the pipeline and the tensor ranks."""
+        """Returns the loss of every micro-batch, on the ranks of the last part. Collective over the pipeline and the tensor ranks."""
         return self.step(batch)
 
     def _forward(self, action: Action) -> None:

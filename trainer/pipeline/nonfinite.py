@@ -1,4 +1,4 @@
-"""Finds the origin of a non-finite value: the step is computed again, and every intermediate value is checked.
+"""Finds the origin of a non-finite value: recomputes the step and checks every intermediate value.
 
 After a step the value is on all ranks, because sums over ranks spread it. But samples, weights and dropout have not changed, so
 the step can be repeated, and each rank notes its own first non-finite value. Forward carries it to higher stages, backward to
@@ -42,7 +42,7 @@ class FiniteCheck:
         self.first: Origin | None = None
 
     def look(self, phase: int, what: str, value: Any) -> None:
-        """Check a tensor; anything else is ignored."""
+        """Checks a tensor; anything else is ignored."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return
         self.values += 1
@@ -53,7 +53,7 @@ class FiniteCheck:
 
     @contextmanager
     def watching(self, state: ShardedState) -> Iterator[None]:
-        """Inside, the outputs of all modules and all parameter gradients are checked."""
+        """Checks the outputs of all modules and all parameter gradients inside the ``with`` block."""
         with ExitStack() as hooks:
             for chunk in self.pipeline.chunks:
                 for name, module in chunk.model.named_modules():
@@ -68,7 +68,7 @@ class FiniteCheck:
 
 
 def find(world: Group, state: ShardedState, pipeline: PipelineRuntime, stages: int, step: Callable[[], list[Tensor]]) -> Origin | None:
-    """The first non-finite value when ``step`` is computed again; None if there is none. Collective."""
+    """Recomputes ``step`` and returns the first non-finite value; None if there is none. Collective."""
     check = FiniteCheck(world.rank, pipeline, stages)
     for bucket in state.buckets:
         for piece in bucket.optimizer_shards():

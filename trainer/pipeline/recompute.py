@@ -23,7 +23,7 @@ from trainer.tensor.layers import RowLinear
 
 
 def chosen_blocks(layout: LayoutConfig, count: int) -> list[bool]:
-    """Which of a chunk's ``count`` blocks are recomputed, wholly or in their attention core."""
+    """Returns, for each of a chunk's ``count`` blocks, whether it is recomputed, wholly or in its attention core."""
     if layout.recompute == "none":
         return [False] * count
     if layout.recompute == "selective":
@@ -39,7 +39,7 @@ def recomputed_of(config: ResolvedTrainConfig) -> float:
 
 
 def apply_recompute(model: Transformer, layout: LayoutConfig, noise: Noise) -> None:
-    """Wrap what the layout says is recomputed."""
+    """Wraps the modules that the layout recomputes."""
     for chosen, (name, block) in zip(chosen_blocks(layout, len(model.blocks)), list(model.blocks.items())):
         if not chosen:
             continue
@@ -51,7 +51,7 @@ def apply_recompute(model: Transformer, layout: LayoutConfig, noise: Noise) -> N
 
 
 def without_last_product(block: nn.Module) -> nn.Module:
-    """A block that shares all parameters and layers with ``block``, except that the last product of its MLP is skipped.
+    """Returns a block that shares all parameters and layers with ``block``, except that the last product of its MLP is skipped.
 
     Backward never reads the output of that product: it is only added to the residual stream, with dropout at most.
     """
@@ -63,7 +63,7 @@ def without_last_product(block: nn.Module) -> nn.Module:
 
 
 def _with_child(module: nn.Module, name: str, child: nn.Module) -> nn.Module:
-    """A copy of ``module`` with another child of that name; all else is shared."""
+    """Returns a copy of ``module`` with another child of that name; everything else is shared."""
     twin = copy.copy(module)
     twin._modules = module._modules | {name: child}
     return twin
@@ -72,7 +72,7 @@ def _with_child(module: nn.Module, name: str, child: nn.Module) -> nn.Module:
 class Recomputed(nn.Module):
     """A module that saves only its inputs. Dropout repeats itself, because it is a function of its key.
 
-    ``again`` is what backward runs, for the sake of its graph (default: the module itself).
+    ``again`` is the module that backward runs for its graph (default: the module itself).
     """
 
     def __init__(self, inner: nn.Module, noise: Noise, again: nn.Module | None = None):
@@ -90,7 +90,7 @@ class Recomputed(nn.Module):
         return output
 
     def again(self, *inputs: Tensor) -> Tensor:
-        """Forward for the sake of its graph: the values of the output may be missing."""
+        """Runs forward for its graph; the values of the output may be missing."""
         output: Tensor = self.repeated[0](*inputs)
         return output
 

@@ -31,16 +31,17 @@ WorkItem = tuple[int, int]
 
 
 class Batch(Protocol):
-    """The data of a step (``trainer.batches.TokenBatch``); the pipeline does not know what its tensors mean."""
+    """The data of a step (``trainer.batches.TokenBatch``); the pipeline does not know the meaning of its tensors."""
 
     def tokens(self, micro_batch: int) -> Tensor:
-        """Input of the first chunk, [s, b]."""
+        """Returns the input of the first chunk, [s, b]."""
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
-        """The scalar from which backward starts: of x [s, b, h], of which ``head`` makes logits. It has a value when backward has begun."""
+        """Returns the scalar from which backward starts, for x [s, b, h] and the ``head`` that makes logits of it. Its value is set once
+        backward has begun."""
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
-        """The key of the micro-batch's dropout masks."""
+        """Returns the key of the micro-batch's dropout masks."""
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Boundary:
 
     @classmethod
     def of(cls, shapes: BoundaryTensors, region: Region, dtype: torch.dtype, device: torch.device) -> Boundary:
-        """``shapes`` are local to the region. Replicated sequences are split if their lengths are divisible by the tensor ranks."""
+        """Makes a boundary of ``shapes`` local to the region. Replicated sequences are split if the tensor ranks divide their lengths."""
         splits = not region.sequence_sharded and all(shape[0] % region.group.size == 0 for shape in shapes)
         return cls(shapes, dtype, device, Region(region.group, splits))
 
@@ -74,7 +75,7 @@ class Boundary:
         return tensor.detach().contiguous()
 
     def empty(self) -> list[Tensor]:
-        """Returns what parts are received into."""
+        """Returns the buffers that parts are received into."""
         parts = self.split.group.size if self.split.sequence_sharded else 1
         return [torch.empty(seq // parts, *rest, dtype=self.dtype, device=self.device) for seq, *rest in self.shapes]
 
@@ -123,7 +124,7 @@ class PipelineRuntime:
         self.losses: list[Tensor] = []
 
     def step(self, batch: Batch) -> list[Tensor]:
-        """Forward and backward of every micro-batch; the losses, on the rank that has the last chunk."""
+        """Runs forward and backward of every micro-batch. Returns the losses, on the rank that has the last chunk."""
         self._clear()
         self.batch = batch
         for action in self.actions:

@@ -1,7 +1,7 @@
-"""Attention with dropout of its weights or caps of its scores, a block of queries at a time: no more scores exist than those of a block.
+"""Attention with dropout of its weights or caps on its scores, one block of queries at a time: only the scores of that block exist.
 
-Forward keeps queries, keys and values alone. Backward computes the scores of a block again, and draws its mask again: which weights are
-dropped depends on their positions, not on what was drawn before. Each row of scores is whole in its block, so its softmax is plain.
+Forward saves queries, keys and values only. Backward recomputes the scores of a block and its mask: the dropped weights are a function of
+their positions, not of generator state. Each row of scores is whole in its block, so its softmax is plain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.tensor.dropout import ShardedAttentionDropout
 from trainer.tensor.traced import LAYERS, NO_STAMP, numbered
 
 SCORES = {"cpu": 1 << 20, "cuda": 1 << 22}
-"""Scores of a block, over all heads: what a cache holds in the 8-byte numbers that masks are made of."""
+"""Scores per block, over all heads: as many as fit a cache in the 8-byte numbers that masks are made of."""
 
 
 class BlockAttention:
@@ -25,7 +25,7 @@ class BlockAttention:
 
     Shapes: q [b, heads, s, d], k [b, groups, s, d], v [b, groups, s, e] -> [b, heads, s, e].
 
-    ``visible`` [b, 1, s, s] says which keys a query sees, if that is not all up to itself.
+    ``visible`` [b, 1, s, s] marks the keys that a query sees, if not all up to itself.
     """
 
     def __init__(self, dropout: ShardedAttentionDropout | None, window: int | None = None, cap: float | None = None):
@@ -41,7 +41,7 @@ class BlockAttention:
         return result
 
     def compute(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float) -> Tensor:
-        """The output, which lies in memory as [s, b, heads, e]."""
+        """Returns the output, which lies in memory as [s, b, heads, e]."""
         output = output_like(query, value)
         for block in blocks(query):
             seen = value[..., : block.stop, :]
@@ -53,7 +53,7 @@ class BlockAttention:
     def differentiate(
         self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of queries, keys and values; the last two are summed over blocks in at least 4 bytes."""
+        """Returns gradients of queries, keys and values; the last two are summed over blocks in at least 4 bytes."""
         dq, groups = query.new_empty(query.shape), key.shape[1]
         dk, dv = (torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device) for x in (key, value))
         for block in blocks(query):
@@ -72,11 +72,11 @@ class BlockAttention:
         return dq, dk.to(key.dtype), dv.to(value.dtype)
 
     def _dropped(self, weights: Tensor, lost: Tensor | None) -> Tensor:
-        """The weights that stay, scaled; in place."""
+        """Scales the weights that stay and zeroes the others, in place."""
         return weights if lost is None or self.dropout is None else weights.mul_(1 / (1 - self.dropout.p)).masked_fill_(lost, 0)
 
     def _lost(self, block: range, weights: Tensor, length: int, stamp: Tensor) -> Tensor | None:
-        """Which of the weights [b, groups, heads / groups, rows, keys] of a block are dropped."""
+        """Returns the dropped ones of the weights [b, groups, heads / groups, rows, keys] of a block."""
         if self.dropout is None or not self.dropout.training:
             return None
         with self.dropout.noise.at_stamp(stamp):
@@ -84,7 +84,7 @@ class BlockAttention:
         return ~kept.view(weights.shape)
 
     def _scores(self, block: range, query: Tensor, key: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
-        """Scores of a block's queries for all keys up to the last of them, and what a cap leaves of their slope."""
+        """Returns the scores of a block's queries for all keys up to the last of them, and the slope that a cap leaves them."""
         rows, past = slice(block.start, block.stop), slice(0, block.stop)
         asked = query[..., rows, :].unflatten(1, (key.shape[1], -1))
         scores, slope = (asked @ key[..., past, :].unsqueeze(2).transpose(-1, -2)).mul_(scale), None
@@ -99,7 +99,7 @@ class BlockAttention:
 
 
 def blocks(query: Tensor) -> Iterator[range]:
-    """Consecutive queries whose scores are few enough."""
+    """Yields ranges of consecutive queries whose scores are few enough."""
     batch, heads, length, _ = query.shape
     most = SCORES.get(query.device.type, SCORES["cuda"])
     height = max(1, most // (batch * heads * length))
@@ -108,12 +108,12 @@ def blocks(query: Tensor) -> Iterator[range]:
 
 
 def _summed(left: Tensor, right: Tensor) -> Tensor:
-    """``left^T right`` summed over the heads of a group: [b, groups, n, rows, keys], [b, groups, n, rows, d] -> [b, groups, keys, d]."""
+    """Sums ``left^T right`` over the heads of a group: [b, groups, n, rows, keys], [b, groups, n, rows, d] -> [b, groups, keys, d]."""
     return left.flatten(2, 3).transpose(-1, -2) @ right.flatten(2, 3)
 
 
 def output_like(query: Tensor, value: Tensor) -> Tensor:
-    """An empty [b, heads, s, e] that lies as [s, b, heads, e]: what the next product reads."""
+    """Returns an empty [b, heads, s, e] that lies in memory as [s, b, heads, e], which the next product reads."""
     batch, heads, length, _ = query.shape
     return value.new_empty(length, batch, heads, value.shape[-1]).permute(1, 2, 0, 3)
 
@@ -135,7 +135,7 @@ class _Attend(torch.autograd.Function):
 
 @torch.library.custom_op("trireme::attend", mutates_args=())
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float) -> Tensor:
-    """``BlockAttention`` number ``number`` in a traced block."""
+    """Runs ``BlockAttention`` number ``number`` in a traced block."""
     return LAYERS[int(number)].compute(query, key, value, visible, stamp, scale)  # type: ignore[no-any-return]
 
 
@@ -148,7 +148,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number:
 def attend_backward(
     dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
+    """Returns gradients of queries, keys and values."""
     return LAYERS[int(number)].differentiate(dy, query, key, value, visible, stamp, scale)  # type: ignore[no-any-return]
 
 

@@ -1,12 +1,12 @@
-"""Head and loss together, over a vocabulary that is sharded over the tensor ranks: there are never more logits than those of a chunk.
+"""Head and loss together, over a vocabulary that is sharded over the tensor ranks: only the logits of one chunk exist at a time.
 
-Forward only keeps the head's input. Where backward starts, chunk after chunk of tokens gets its logits, its loss, their gradient in their
-place, and from that the gradients of input and weight (the weight's later, if the schedule says so and one chunk has all tokens). So no
-product is computed twice, a schedule that runs many forwards first keeps no logits of them, and the head's input is gathered once. The loss
-has its value once backward has begun.
+Forward only keeps the head's input. When backward starts, each chunk of tokens computes its logits, its loss, their gradient in place, and
+from that the gradients of input and weight (the weight's later, if the schedule defers it and one chunk has all tokens). So no product is
+computed twice, a schedule that runs many forwards first keeps no logits of them, and the head's input is gathered once. The loss has its
+value once backward has begun.
 
-Where blocks are compiled, two compiled kernels read the logits, of which one writes their gradient. Otherwise blocks of logits that fit
-into the cache are worked on.
+Where blocks are compiled, two compiled kernels read the logits, and one of them writes their gradient. Otherwise the passes go over blocks
+of logits that fit into the cache.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CACHED_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
 
 @dataclass(frozen=True)
 class Targets:
-    """What the logits of a micro-batch are compared with."""
+    """The targets of a micro-batch's logits, and their settings."""
 
-    tokens: Tensor  # [s, b] of the whole vocabulary; a negative one is none and adds nothing
+    tokens: Tensor  # [s, b] of the whole vocabulary; a negative one is not a target and adds nothing
     weight: float | Tensor  # of each in the loss; [b] where rows differ
     present: int  # columns of this rank's logits that are not padding
     chunk_mb: float  # logits at once, in MiB of 4-byte numbers
@@ -39,19 +39,19 @@ class Targets:
     cap: float | None = None  # logits become cap tanh(logit / cap)
 
     def weights(self, dtype: torch.dtype) -> Tensor:
-        """What each token counts in the loss, [s b]."""
+        """Returns the weight of each token in the loss, [s b]."""
         return ((self.tokens >= 0).to(dtype) * self.weight).flatten()
 
     def height(self, head: ColumnLinear) -> int:
-        """Tokens of a chunk."""
+        """Returns the tokens of a chunk."""
         return chunk_height(self.tokens.numel(), head.weight.shape[0], self.chunk_mb)
 
 
 def head_loss(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
-    """``weight`` times the sum of ``-log softmax(head(x))[target]``, for x [s or s/t, b, h].
+    """Computes ``weight`` times the sum of ``-log softmax(head(x))[target]``, for x [s or s/t, b, h].
 
-    Where a gradient is asked for, the value is there when backward has begun. Backward starts here: the incoming gradient is assumed to be
-    1, ``weight`` holds every scale.
+    With a gradient, the value is set once backward has begun. Backward starts here: the incoming gradient is assumed to be 1, ``weight``
+    holds every scale.
     """
     if torch.is_grad_enabled() and (x.requires_grad or head.weight.requires_grad):
         loss: Tensor = _HeadLoss.apply(x, head.weight, head, targets)
@@ -61,7 +61,7 @@ def head_loss(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
 
 
 def answered(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
-    """Which rows [b] of x [s or s/t, b, h] have at each target no likelier token."""
+    """Returns the rows [b] of x [s or s/t, b, h] in which no token is likelier than the target, at every target."""
     whole = ready(head.region.gather(x))
     height = targets.height(head)
     parts = zip(whole.flatten(0, 1).split(height), targets.tokens.flatten().split(height))
@@ -70,7 +70,7 @@ def answered(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
 
 
 def _likeliest(rows: Tensor, wanted: Tensor, present: int, group: Group) -> Tensor:
-    """Of logits [n, V_local] and targets [n]: where no token is likelier than the target, or there is none."""
+    """Returns, for logits [n, V_local] and targets [n], where no token is likelier than the target, or there is no target."""
     column, absent = _local_targets(wanted, rows.shape[1], group.index)
     lowest = torch.finfo(rows.dtype).min
     highest = rows[:, :present].amax(1) if present else rows.new_full((len(rows),), lowest)
@@ -96,7 +96,7 @@ class _HeadLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(head.bias) if head.bias is not None and head.bias.requires_grad else None
         products = _products(_chunks(whole, head, ctx.targets, gradient=True), head.weight, dx, d_bias, ctx.value)
         if head.weight.requires_grad and head.gradients.defers and ctx.targets.height(head) == len(whole.flatten(0, 1)):
-            (only,) = products  # nothing overwrites its logits
+            (only,) = products  # its logits are not overwritten
             head.gradients.later(lambda: head.gradients.add_product(head.weight, *only), *only)
         elif head.weight.requires_grad:
             head.gradients.add_products(head.weight, products)
@@ -121,7 +121,7 @@ class _Chunk:
 def _products(
     chunks: Iterator[_Chunk], weight: Tensor, dx: Tensor | None, d_bias: Tensor | None, loss: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The factors of the weight's gradient. Fills in ``dx``, and adds to ``d_bias`` and ``loss``, on the way."""
+    """Yields the factors of the weight's gradient. Fills in ``dx``, and adds to ``d_bias`` and ``loss``, on the way."""
     for chunk in chunks:
         loss.add_(chunk.loss)
         if dx is not None:
@@ -132,7 +132,8 @@ def _products(
 
 
 def _chunks(x: Tensor, head: ColumnLinear, targets: Targets, gradient: bool) -> Iterator[_Chunk]:
-    """x [s, b, h] whole. The logits of a chunk, which become their gradient if asked for, are overwritten by those of the next."""
+    """Yields the chunks of a whole x [s, b, h]. The logits of a chunk, replaced by their gradient if requested, are overwritten by those of
+    the next."""
     rows, wanted = x.flatten(0, 1), targets.tokens.flatten()
     height = targets.height(head)
     buffer, weights = rows.new_empty(height, head.weight.shape[0]), targets.weights(_wide(rows.dtype))
@@ -153,7 +154,7 @@ def _chunks(x: Tensor, head: ColumnLinear, targets: Targets, gradient: bool) -> 
 
 
 def chunk_height(tokens: int, width: int, chunk_mb: float) -> int:
-    """Tokens of a chunk, whose logits [tokens, width] take up to ``chunk_mb``: chunks are equal but for the last."""
+    """Returns the tokens of a chunk whose logits [tokens, width] take up to ``chunk_mb``; all chunks but the last are equal."""
     most = max(1, int(chunk_mb * 2**20 / (4 * width)))
     return math.ceil(tokens / math.ceil(tokens / most))
 
@@ -163,7 +164,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _cross_entropy(rows: Tensor, wanted: Tensor, weights: Tensor, targets: Targets, group: Group, gradient: bool) -> Tensor:
-    """The loss of logits [n, V_local] and targets [n] with weights [n]. The logits are overwritten, by their gradient if asked for.
+    """Returns the loss of logits [n, V_local] and targets [n] with weights [n]. Overwrites the logits, with their gradient if requested.
 
     Each rank exponentiates relative to its own maximum, in one pass over its logits. Then a MAX and a SUM of two numbers per
     token combine the ranks; gathering the logits would move V numbers per token.
@@ -195,14 +196,14 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduced(rows: Tensor, present: int, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Maxima of rows [n, V] and sums of ``exp(row - max)``, [n] each, in ``wide``. Padding counts nothing."""
+    """Returns maxima of rows [n, V] and sums of ``exp(row - max)``, [n] each, in ``wide``. Padding counts nothing."""
     logits = rows.to(wide).masked_fill(torch.arange(rows.shape[1], device=rows.device) >= present, float("-inf"))
     top = logits.amax(1).clamp_min(torch.finfo(wide).min)
     return top, (logits - top.unsqueeze(1)).exp().sum(1)
 
 
 def _into_gradient(rows: Tensor, present: int, highest: Tensor, scale: Tensor, column: Tensor, weights: Tensor) -> None:
-    """Replace rows [n, V] by ``exp(row - highest) scale``, less ``weights`` [n] in ``column`` [n, 1]; padding by 0."""
+    """Replaces rows [n, V] by ``exp(row - highest) scale``, less ``weights`` [n] in ``column`` [n, 1]; padding by 0."""
     columns = torch.arange(rows.shape[1], device=rows.device)
     values = (rows.to(scale.dtype) - highest.unsqueeze(1)).exp() * scale.unsqueeze(1)
     values = values - torch.where(columns == column, weights.unsqueeze(1), 0.0)
@@ -210,7 +211,7 @@ def _into_gradient(rows: Tensor, present: int, highest: Tensor, scale: Tensor, c
 
 
 def _local_targets(targets: Tensor, width: int, index: int) -> tuple[Tensor, Tensor]:
-    """Column of each target on this rank [n, 1], and which targets are on other ranks [n] (their column is 0)."""
+    """Returns the column of each target on this rank [n, 1], and the targets that are on other ranks [n] (their column is 0)."""
     column = targets - width * index
     absent = (column < 0) | (column >= width)
     return column.masked_fill(absent, 0).unsqueeze(1), absent
@@ -222,7 +223,7 @@ def _blocks(rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def _exponentiate(rows: Tensor, present: int, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Replace rows [n, V] by ``exp(row - max)``, padding by 0; returns the maxima and the sums, [n] each, in ``wide``."""
+    """Replaces rows [n, V] by ``exp(row - max)``, padding by 0; returns the maxima and the sums, [n] each, in ``wide``."""
     tops, totals = [], []
     for block in _blocks(rows):
         block[:, present:] = float("-inf")

@@ -34,7 +34,7 @@ class DropoutKey:
 
 
 def stamp_of(key: DropoutKey) -> Tensor:
-    """A key as compiled code can carry it: a tensor on the CPU."""
+    """Encodes a key for compiled code: a tensor on the CPU."""
     return torch.tensor([key.step, key.first_row], device="cpu")
 
 
@@ -46,13 +46,13 @@ class Noise:
         self.stamp = stamp_of(self.key)
 
     def texts(self) -> Texts:
-        """Those of the micro-batch, whose rows are packed."""
+        """Returns the texts of the micro-batch, whose rows are packed."""
         assert self.key.texts is not None
         return self.key.texts
 
     @contextlib.contextmanager
     def at(self, key: DropoutKey) -> Iterator[None]:
-        """Inside, masks are those of ``key``."""
+        """Makes masks those of ``key`` inside the ``with`` block."""
         before = self.key, self.stamp
         self.key, self.stamp = key, stamp_of(key)
         try:
@@ -61,11 +61,11 @@ class Noise:
             self.key, self.stamp = before
 
     def at_stamp(self, stamp: Tensor) -> contextlib.AbstractContextManager[None]:
-        """The same for the key of a stamp."""
+        """Makes masks those of the stamp's key inside the ``with`` block."""
         return self.at(DropoutKey(*stamp.tolist()))
 
     def kept(self, site: str, p: float, axes: Sequence[tuple[Tensor, int]]) -> Tensor:
-        """The elements to keep, each with probability ``1 - p``.
+        """Returns the elements to keep, each with probability ``1 - p``.
 
         ``axes`` has the global positions and the global size of each dimension, the fastest-changing one last.
         """
@@ -80,14 +80,14 @@ class Noise:
 
 
 def scramble(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on int64, whose products wrap around, in the place of x."""
+    """Applies the finaliser of splitmix64 to int64, whose products wrap around, in place."""
     _mix(x, 30).mul_(FIRST)
     _mix(x, 27).mul_(SECOND)
     return _mix(x, 31)
 
 
 def _mix(x: Tensor, bits: int) -> Tensor:
-    """x xor its right shift, which fills with zeros; in the place of x."""
+    """Replaces x by x xor its right shift, which fills with zeros, in place."""
     return x.bitwise_xor_((x >> bits).bitwise_and_((1 << (64 - bits)) - 1))
 
 
@@ -118,7 +118,7 @@ class MatrixInputMask:
         self.p, self.site, self.noise, self.region, self.columns_split = p, site, noise, region, columns_split
 
     def of(self, x: Tensor, stamp: Tensor) -> Tensor:
-        """0 or 1 / (1 - p), of the shape of x."""
+        """Returns 0 or 1 / (1 - p), of the shape of x."""
         length, batch, width = x.shape
         first, parts = (self.region.group.index * width, self.region.group.size) if self.columns_split else (0, 1)
         columns = torch.arange(first, first + width, device=x.device)
@@ -143,7 +143,7 @@ class ShardedAttentionDropout(nn.Module):
         return self.kept_among(weights.shape[0], range(weights.shape[-1]), weights.shape[-1], weights.device)
 
     def kept_among(self, batch: int, queries: range, length: int, device: torch.device) -> Tensor:
-        """Of weights [b, heads, queries, keys], of some queries of a sequence for all keys up to the last of them."""
+        """Returns the mask of weights [b, heads, queries, keys], of some queries of a sequence for all keys up to the last of them."""
         heads, places = (torch.arange(r.start, r.stop, device=device) for r in (self.heads, queries))
         keys = torch.arange(queries.stop, device=device)
         axes = ((rows(self.noise, batch, device), 1), (heads, self.total), (places, length), (keys, length))
@@ -151,19 +151,19 @@ class ShardedAttentionDropout(nn.Module):
 
 
 def rows(noise: Noise, count: int, device: torch.device) -> Tensor:
-    """Global rows of the micro-batch."""
+    """Returns the global rows of the micro-batch."""
     return torch.arange(noise.key.first_row, noise.key.first_row + count, device=device)
 
 
 def dropped(layer: HiddenDropout | ShardedAttentionDropout, x: Tensor) -> Tensor:
-    """x with the layer's dropout. Compiled code asks for the mask and does the rest itself."""
+    """Applies the layer's dropout to x. Compiled code requests the mask and does the rest itself."""
     if torch.compiler.is_compiling():
         return torch.where(kept(x, layer.number, layer.noise.stamp), x * (1 / (1 - layer.p)), 0)
     return drop(x, layer.kept(x), layer.p)
 
 
 def drop(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """x / (1 - p) where ``kept``, 0 elsewhere; one byte per element is saved for backward."""
+    """Returns x / (1 - p) where ``kept``, 0 elsewhere; one byte per element is saved for backward."""
     result: Tensor = _Drop.apply(x, kept, 1 / (1 - p))
     return result
 

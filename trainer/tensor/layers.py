@@ -33,26 +33,26 @@ class Gradients(Protocol):
     """Receives the gradients of parameters. ``trainer.state.sharding`` implements it; the layers know nothing of buckets."""
 
     def later(self, work: Callable[[], None], *needs: Tensor) -> None:
-        """Run ``work``, which computes weight gradients from the tensors ``needs``: now, or when the schedule says so."""
+        """Runs ``work``, which computes weight gradients from the tensors ``needs``: now, or when the schedule says so."""
 
     @property
     def defers(self) -> bool:
-        """Whether ``later`` is later."""
+        """Returns whether ``later`` defers its work."""
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Add ``gradient``, of the parameter's shape."""
+        """Adds ``gradient``, of the parameter's shape."""
 
     def add_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
-        """Add ``left^T right`` for left [n, out] and right [n, in], where the weight is [*out, in]."""
+        """Adds ``left^T right`` for left [n, out] and right [n, in], where the weight is [*out, in]."""
 
     def add_products(self, parameter: nn.Parameter, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Add one gradient that is a sum of such products. A pair is not used any more when the next one is asked for."""
+        """Adds one gradient that is a sum of such products. A pair is no longer used once the next one is requested."""
 
     def counts(self, tensor: Tensor) -> object:
-        """Count the bytes of a tensor of which autograd does not know, as long as the result lives."""
+        """Counts the bytes of a tensor unknown to autograd for as long as the result lives."""
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
-        """Add ``gradient`` [n, h] to ``rows`` [n] of a weight [V, h]."""
+        """Adds ``gradient`` [n, h] to ``rows`` [n] of a weight [V, h]."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Region:
     sequence_sharded: bool  # sequence parallelism
 
     def rows(self, whole: Tensor) -> int:
-        """Local length of a full sequence [s, ...]."""
+        """Returns the local length of a full sequence [s, ...]."""
         return whole.shape[0] // self.group.size if self.sequence_sharded else whole.shape[0]
 
     def gather(self, x: Tensor) -> tuple[Tensor, Pending]:
-        """The full sequence of a sharded x [s/t, ...]; x itself if it is replicated. Usable after the wait."""
+        """Returns the full sequence of a sharded x [s/t, ...]; x itself if it is replicated. Usable after the wait."""
         if not self.sequence_sharded or self.group.size == 1:
             return x, Pending(None, self.group, "all_gather")
         x = x.contiguous()
@@ -75,7 +75,7 @@ class Region:
         return whole, self.group.all_gather(whole, x)
 
     def sum(self, x: Tensor) -> tuple[Tensor, Pending]:
-        """Sum of x [s, ...] over the ranks, replicated or sharded. x is overwritten, or must live until the wait."""
+        """Sums x [s, ...] over the ranks, replicated or sharded. x is overwritten, or must live until the wait."""
         if not self.sequence_sharded or self.group.size == 1:
             return x, self.group.all_reduce(x)
         piece = x.new_empty(self.rows(x), *x.shape[1:])
@@ -83,17 +83,17 @@ class Region:
 
 
 def ready(started: tuple[Tensor, Pending]) -> Tensor:
-    """Wait for a started gather or sum; its tensor."""
+    """Waits for a started gather or sum and returns its tensor."""
     tensor, pending = started
     pending.wait()
     return tensor
 
 
 class LowRank(nn.Module):
-    """A trained product beside a matrix, ``y += scale B A drop(x)``. A [r, local inputs], B [*local outputs, r].
+    """A trained product parallel to a matrix, ``y += scale B A drop(x)``. A [r, local inputs], B [*local outputs, r].
 
-    Beside a column layer A is replicated and B sharded like the matrix, beside a row layer the other way round. So the product is whole, or
-    partial, wherever the matrix' own is, and moves no byte more. Gradients of the replicated factor are partial over the tensor ranks.
+    In a column layer A is replicated and B sharded like the matrix, in a row layer the other way round. So the product is whole, or
+    partial, like the matrix's own, and communicates no extra byte. Gradients of the replicated factor are partial over the tensor ranks.
     """
 
     def __init__(self, a: nn.Parameter, b: nn.Parameter, scale: float, mask: InputMask | None):
@@ -102,27 +102,27 @@ class LowRank(nn.Module):
 
     @property
     def stamp(self) -> Tensor:
-        """Of the dropout masks of this micro-batch, for its backward."""
+        """Returns the stamp of the dropout masks of this micro-batch, for its backward."""
         return NO_STAMP if self.mask is None else self.mask.noise.stamp
 
     def dropped(self, x: Tensor, stamp: Tensor) -> Tensor:
-        """The input [s, b, in] of A. It is computed again where backward needs it."""
+        """Returns the input [s, b, in] of A. Backward computes it again."""
         return x if self.mask is None else x * self.mask.of(x, stamp)
 
     def inner(self, x: Tensor) -> Tensor:
-        """[s, b, in] -> [s b, r]."""
+        """Multiplies by A: [s, b, in] -> [s b, r]."""
         return self.dropped(x, self.stamp).flatten(0, 1) @ self.a.t()
 
     def add_to(self, y: Tensor, inner: Tensor) -> None:
-        """Add the product to y [s, b, out]."""
+        """Adds the product to y [s, b, out]."""
         y.view(-1, y.shape[-1]).addmm_(inner, _matrix(self.b).t(), alpha=self.scale)
 
     def inner_gradient(self, dy: Tensor) -> Tensor:
-        """[s b, out] -> [s b, r]."""
+        """Multiplies by the transpose of B: [s b, out] -> [s b, r]."""
         return (dy @ _matrix(self.b)) * self.scale
 
     def add_input_gradient(self, dx: Tensor, d_inner: Tensor, stamp: Tensor) -> None:
-        """Add what flows to x, to dx [s, b, in]."""
+        """Adds the gradient that flows to x to dx [s, b, in]."""
         if self.mask is None:
             dx.view(-1, dx.shape[-1]).addmm_(d_inner, self.a)
         else:
@@ -135,11 +135,11 @@ class InputMask(Protocol):
     noise: Any
 
     def of(self, x: Tensor, stamp: Tensor) -> Tensor:
-        """What x [s, b, in] is multiplied with in the micro-batch of ``stamp``: 0 or 1 / (1 - p)."""
+        """Returns the factors of x [s, b, in] in the micro-batch of ``stamp``: 0 or 1 / (1 - p)."""
 
 
 class ShardedLinear(nn.Module):
-    """A linear layer of which each tensor rank has a part. What is frozen has no weight gradient, and its input is not kept for one."""
+    """A linear layer of which each tensor rank has a part. A frozen parameter has no weight gradient, and its input is not kept for one."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region, gradients: Gradients, low: LowRank | None = None):
         super().__init__()
@@ -150,7 +150,7 @@ class ShardedLinear(nn.Module):
         self.number = numbered(self)
 
     def multiplied(self, x: Tensor) -> Tensor:
-        """Output for an input, both as they lie on this rank; a row layer's without bias."""
+        """Returns the output for an input, both as they lie on this rank; a row layer's without bias."""
         if not torch.compiler.is_compiling():
             factors = () if self.low is None else (self.low.a, self.low.b)
             y: Tensor = _Linear.apply(x, self.weight, *factors, self)
@@ -162,34 +162,34 @@ class ShardedLinear(nn.Module):
         return found
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [s, b, in] times this rank's matrix, plus ``bias``: [s, b, out]."""
+        """Computes x [s, b, in] times this rank's matrix, plus ``bias``: [s, b, out]."""
         if self.eight_bits is None:
             return torch.nn.functional.linear(x, _matrix(self.weight), bias)
         y = self.eight_bits(x.flatten(0, 1), _matrix(self.weight), fast=True).view(*x.shape[:2], -1)
         return y if bias is None else y.add_(bias)
 
     def rows(self, x: Tensor) -> int:
-        """Length of the sequence that x is multiplied with."""
+        """Returns the length of the sequence that the matrix multiplies."""
         raise NotImplementedError
 
     def shape_of(self, x: Tensor) -> list[int]:
-        """Of the output for x."""
+        """Returns the shape of the output for x."""
         raise NotImplementedError
 
     def compute(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Output, and the inner activation of a low-rank product."""
+        """Returns the output, and the inner activation of a low-rank product."""
         raise NotImplementedError
 
     def differentiate(
         self, dy: Tensor, x: Tensor | None, inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None
     ) -> Tensor | None:
-        """Gradient of the input of ``shape``, if that is wanted. Weight gradients, for which x is given, go to ``gradients``."""
+        """Returns the gradient of the input of ``shape``, if wanted. Weight gradients, which need x, go to ``gradients``."""
         raise NotImplementedError
 
     def input_gradient(
         self, dy: Tensor, d_inner: Tensor | None, stamp: Tensor, shape: tuple[int, ...] | None, product: Tensor | None = None
     ) -> Tensor | None:
-        """Gradient of what was multiplied, for dy [s b, out]; ``product``: the matrix' part of it, if that is known."""
+        """Returns the gradient of the product's input, for dy [s b, out]; ``product``: the matrix's part of it, if known."""
         if shape is None:
             return None
         weight = _matrix(self.weight)
@@ -255,7 +255,7 @@ class RowLinear(ShardedLinear):
     skip_output = False
 
     def without_output(self) -> RowLinear:
-        """The same layer, with the same parameters and hooks, that skips its output."""
+        """Returns the same layer, with the same parameters and hooks, that skips its output."""
         twin = copy.copy(self)
         twin.skip_output, twin.number = True, numbered(twin)
         return twin
@@ -323,7 +323,7 @@ class ShardedPositionEmbedding(nn.Module):
 
 
 class SumOverRanks(nn.Module):
-    """The sum of x over the ranks of a group, each of which goes on with all of it: so its gradient is summed too."""
+    """The sum of x over the ranks of a group, each of which continues with all of it, so its gradient is summed too."""
 
     def __init__(self, group: Group):
         super().__init__()
@@ -380,12 +380,12 @@ class _Linear(torch.autograd.Function):
 def _weight_gradients(
     layer: ShardedLinear, x: Tensor | None, dy: Tensor, inner: Tensor | None, d_inner: Tensor | None, stamp: Tensor
 ) -> None:
-    """Gradients of all trained parameters of ``layer`` for its whole input x [s, b, in], now or later. The bias of a row layer is not its
-    matrix' business."""
+    """Computes gradients of all trained parameters of ``layer`` for its whole input x [s, b, in], now or later. The bias of a row layer is
+    not part of its matrix's work."""
     if x is None:
         return
     low, bias = layer.low, layer.bias if isinstance(layer, ColumnLinear) else None
-    # a parameter as input may lie in another bucket, whose gathered form goes when its own gradients have arrived
+    # an input parameter may lie in another bucket, whose gathered form is freed when its own gradients have arrived
     rows = x.clone() if layer.gradients.defers and isinstance(x, nn.Parameter) else x
 
     def work() -> None:

@@ -1,4 +1,5 @@
-"""Applies tensor parallelism to a plain model: layers become their parallel forms, parameters what their placements leave to a rank."""
+"""Applies tensor parallelism to a plain model: layers become their parallel forms, parameters the parts that their placements give a
+rank."""
 
 from __future__ import annotations
 
@@ -47,11 +48,11 @@ class Parallelizer:
     device: torch.device
     added: frozenset[str] | None = None
     eight_bits: EightBitProduct | None = None  # of the blocks' matrices
-    fused: FusedProducts | None = None  # likewise
+    fused: FusedProducts | None = None  # of the same matrices
     made: dict[nn.Parameter, ModelParameter] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[ModelParameter]:
-        """Replace the layers of ``model`` by their parallel forms; its parameters in order of registration."""
+        """Replaces the layers of ``model`` by their parallel forms. Returns its parameters in order of registration."""
         self.made = {}
         for unit, root in model.units():
             for path, part in list(root.named_modules(prefix=unit)):
@@ -89,7 +90,7 @@ class Parallelizer:
         return layer
 
     def _alone(self) -> Region:
-        """For a replicated matrix, which every rank multiplies with what it has."""
+        """Returns the region of a replicated matrix, which every rank multiplies with its own activations."""
         group = self.region.group
         return Region(Group("alone", (group.rank,), group.rank, group.ledger), sequence_sharded=False)
 
@@ -125,7 +126,7 @@ class Parallelizer:
         )
 
     def _share_heads(self, core: AttentionCore, path: str) -> None:
-        """Give the core this tensor rank's heads, and dropout that depends on their global indices."""
+        """Gives the core this tensor rank's heads, and dropout that depends on their global indices."""
         total, group, dropout = len(core.heads), self.region.group, core.dropout
         width = total // group.size
         core.heads = range(width * group.index, width * (group.index + 1))
@@ -137,7 +138,7 @@ class Parallelizer:
 
 
 def _set(model: nn.Module, path: str, layer: nn.Module) -> None:
-    """Put ``layer`` in the place of another one, with its hooks."""
+    """Puts ``layer`` in the place of another one, with its hooks."""
     parent, _, leaf = path.rpartition(".")
     plain = model.get_submodule(path)
     layer._forward_hooks, layer._forward_pre_hooks = plain._forward_hooks, plain._forward_pre_hooks

@@ -1,4 +1,4 @@
-"""Layers for tokens whose place in their text is not that in the row: rows hold several texts, or texts are read in parts."""
+"""Layers for tokens whose position in their text differs from that in the row: rows hold several texts, or texts are read in parts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainer.tensor.layers import ShardedPositionEmbedding
 
 @dataclass(frozen=True)
 class Texts:
-    """Where the texts of a micro-batch begin: for each token [s, b] the first column of its text."""
+    """The starts of a micro-batch's texts: for each token [s, b] the first column of its text."""
 
     starts: Tensor
 
     @classmethod
     def of(cls, rows: Tensor) -> Texts:
-        """Of packed ``rows`` [s + 1, b], where what is no target is given as its complement: a text ends with a target, and the next one
-        begins with what is none. Padding counts as a text."""
+        """Finds the texts of packed ``rows`` [s + 1, b], in which positions without a target hold ~token_id: a text ends with a target, and
+        the next one begins without. Padding counts as a text."""
         here = rows[:-1]
         begins = torch.zeros_like(here)
         begins[1:] = (here[1:] < 0) & (here[:-1] >= 0)
@@ -30,12 +30,12 @@ class Texts:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Of each token in its text, [s, b]."""
+        """Returns the position of each token in its text, [s, b]."""
         return torch.arange(len(self.starts), device=self.starts.device)[:, None] - self.starts
 
     @cached_property
     def visible(self) -> Tensor:
-        """Which keys a query sees, [b, 1, s, s]: those of its own text, up to itself. Blocks along the diagonal."""
+        """Returns the keys that each query sees, [b, 1, s, s]: those of its own text, up to itself. Blocks along the diagonal."""
         columns = torch.arange(len(self.starts), device=self.starts.device)
         return ((columns <= columns[:, None]) & (columns >= self.starts.t()[..., None]))[:, None]
 
@@ -48,7 +48,7 @@ class PlacedRotary(nn.Module):
         self.angles, self.positions = rotary.angles, positions
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Both [s, b, heads, d]. Angles are computed in fp64 and rounded."""
+        """Rotates both, [s, b, heads, d]. Angles are computed in fp64 and rounded."""
         frequency = torch.tensor(self.angles.frequencies, dtype=torch.float64, device=query.device)
         angle = self.positions().double()[..., None, None] * frequency  # [s, b, 1, r/2]
         cos, sin = ((wave * self.angles.magnitude).to(query.dtype) for wave in (angle.cos(), angle.sin()))
@@ -63,13 +63,13 @@ class PlacedPositions(nn.Module):
         self.weight, self.region, self.positions = plain.weight, plain.region, positions
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [s or s/t, b, h]."""
+        """Adds positions to x [s or s/t, b, h]."""
         first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
         return x + self.weight[self.positions()[first : first + x.shape[0]]]
 
 
 def place_embeddings(part: nn.Module, positions: Callable[[], Tensor]) -> None:
-    """Let what embeds positions in ``part`` ask where tokens stand."""
+    """Makes the position layers of ``part`` read tokens' positions from ``positions``."""
     for parent in list(part.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Rotary):
@@ -79,7 +79,7 @@ def place_embeddings(part: nn.Module, positions: Callable[[], Tensor]) -> None:
 
 
 def separate_texts(part: nn.Module, texts: Callable[[], Texts]) -> None:
-    """Let each text of a row begin at position 0, and see itself alone. A linear bias (ALiBi) only knows distances, and stays."""
+    """Makes each text of a row begin at position 0 and attend only to itself. A linear bias (ALiBi) only knows distances, and stays."""
     place_embeddings(part, lambda: texts().positions)
     for core in part.modules():
         if isinstance(core, AttentionCore):

@@ -1,12 +1,12 @@
 """The layers as operations that torch.compile knows by their shapes alone, so that a block is one graph for any number of tensor ranks.
 
-Eagerly a layer is an autograd function (``trainer.tensor.layers``). In a traced block it is an operation that runs the same code: its
-collectives and its gradient buffers are nothing that a compiler has to follow. An operation finds its layer by a number and its micro-batch
-by a stamp, both tensors on the CPU: so all blocks are one graph. Its backward runs for the sake of a tensor of one element, ``due``:
-otherwise a layer whose input needs no gradient would be taken for one without effect. The gradient of an empty one is known without it, and
-inductor, which knows that, left the backward of a first block out.
+Eagerly a layer is an autograd function (``trainer.tensor.layers``). In a traced block it is an operation that runs the same code: the
+compiler need not follow its collectives and gradient buffers. An operation finds its layer by a number and its micro-batch by a stamp, both
+tensors on the CPU: so all blocks are one graph. A tensor of one element, ``due``, makes its backward run: otherwise a layer whose input
+needs no gradient would be taken for one without effect. The gradient of an empty tensor is known without running it, and inductor, which
+knows that, left out the backward of a first block.
 
-They are defined as plain operations: ``torch.library.custom_op`` would look at every call for what they promise not to do, which took a
+They are defined as plain operations: ``torch.library.custom_op`` would check on every call that they keep their promises, which took a
 tenth of a block's time on the host.
 """
 
@@ -24,16 +24,16 @@ LAYERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """All layers of this process, by number."""
 NUMBERS = itertools.count()
 DUE = {trains: torch.zeros(1, requires_grad=trains) for trains in (False, True)}
-"""Inputs that ask for a layer's backward, or do not."""
+"""Inputs that request a layer's backward, or do not."""
 NO_STAMP = torch.zeros(2, dtype=torch.int64)
-"""Of layers to which micro-batches are alike."""
+"""The stamp for layers that treat all micro-batches alike."""
 
 
 OPERATIONS = torch.library.Library("trireme", "FRAGMENT")
 
 
 def defined(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function the operation of that schema, which changes none of its inputs and returns none of them."""
+    """Makes a function the operation of that schema, which changes none of its inputs and returns none of them."""
 
     def define(function: Callable[..., Any]) -> Callable[..., Any]:
         OPERATIONS.define(schema)
@@ -46,20 +46,21 @@ def defined(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def numbered(layer: object) -> Tensor:
-    """A number for ``layer``, on the CPU whatever the default device is."""
+    """Returns a number for ``layer``, on the CPU whatever the default device is."""
     number = next(NUMBERS)
     LAYERS[number] = layer
     return torch.tensor(number, device="cpu")
 
 
 def due(layer: nn.Module) -> Tensor:
-    """What makes the backward of a layer run of which something is trained."""
+    """Returns the tensor that makes a layer's backward run if any of its parameters is trained."""
     return DUE[any(parameter.requires_grad for parameter in layer.parameters())]
 
 
 @defined("multiply(Tensor x, Tensor due, Tensor number, Tensor stamp, SymInt[] shape, SymInt[] inner) -> (Tensor, Tensor)")
 def multiply(x: Tensor, due: Tensor, number: Tensor, stamp: Tensor, shape: list[int], inner: list[int]) -> tuple[Tensor, Tensor]:
-    """Output of the linear layer ``number``, and the inner activation of its low-rank product: of ``shape`` and ``inner`` ([0]: none)."""
+    """Returns the output of the linear layer ``number``, and the inner activation of its low-rank product: of ``shape`` and ``inner`` ([0]:
+    none)."""
     y, low = LAYERS[int(number)].compute(x)
     return y, x.new_empty(0) if low is None else low
 
@@ -71,9 +72,9 @@ def _(x: Tensor, due: Tensor, number: Tensor, stamp: Tensor, shape: list[int], i
 
 @defined("multiply_gradients(Tensor dy, Tensor x, Tensor inner, Tensor number, Tensor stamp, SymInt[] shape) -> (Tensor, Tensor)")
 def multiply_gradients(dy: Tensor, x: Tensor, inner: Tensor, number: Tensor, stamp: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
-    """Gradient of the input, of ``shape`` ([0]: not wanted), and zero for ``due``. Weight gradients go where they belong."""
+    """Returns the gradient of the input, of ``shape`` ([0]: not wanted), and zero for ``due``. Weight gradients go to their buffers."""
     layer = LAYERS[int(number)]
-    if layer.gradients.defers:  # compiled code writes new values into what it gave to an operation that has returned
+    if layer.gradients.defers:  # compiled code overwrites the inputs of an operation that has returned
         dy, x, inner = dy.clone(), x.clone(), inner.clone()
     dx = layer.differentiate(dy, _or_none(x), _or_none(inner), stamp, None if shape == [0] else tuple(shape))
     return dy.new_empty(0) if dx is None else dx, torch.zeros(1)
@@ -105,7 +106,7 @@ torch.library.register_autograd("trireme::multiply", _differentiate, setup_conte
 
 @defined("kept(Tensor x, Tensor number, Tensor stamp) -> Tensor")
 def kept(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
-    """The elements of x that the dropout layer ``number`` keeps in the micro-batch of ``stamp``."""
+    """Returns the elements of x that the dropout layer ``number`` keeps in the micro-batch of ``stamp``."""
     layer = LAYERS[int(number)]
     with layer.noise.at_stamp(stamp):
         return layer.kept(x).contiguous()  # type: ignore[no-any-return]
@@ -118,7 +119,7 @@ def _(x: Tensor, number: Tensor, stamp: Tensor) -> Tensor:
 
 @defined("total(Tensor x, Tensor number) -> Tensor")
 def total(x: Tensor, number: Tensor) -> Tensor:
-    """The sum of x over the ranks of the layer ``number``."""
+    """Returns the sum of x over the ranks of the layer ``number``."""
     return LAYERS[int(number)].compute(x)  # type: ignore[no-any-return]
 
 

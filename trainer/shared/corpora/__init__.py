@@ -1,1 +1,1 @@
-"""Text to train and tune on: where it comes from, and the index of what was prepared."""
+"""Text to train and tune on: its sources, and the index of a prepared corpus."""

@@ -1,5 +1,5 @@
-"""Examples to tune on, as they are read: a JSONL file and a template that makes text of a line's fields. No torch, no tokenizer, so the
-launcher checks them before anything is submitted."""
+"""Examples to tune on: a JSONL file, and a template that makes text of a line's fields. No torch, no tokenizer, so the launcher checks them
+before anything is submitted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = tuple[str | None, str]
 
 
 def read_content(data: DataConfig) -> bytes:
-    """The examples, a JSON object in each line. ``ConfigError`` if they cannot be read."""
+    """Reads the examples, a JSON object in each line. Raises ``ConfigError`` if they cannot be read."""
     if data.source == STDLIB:
         return questions()
     try:
@@ -33,7 +33,8 @@ def read_content(data: DataConfig) -> bytes:
 
 
 def parse_examples(content: bytes, data: DataConfig) -> Iterator[tuple[list[Part], str, int]]:
-    """Each line as the pieces of its text, of which the last is the answer, where it is, and its task. ``ConfigError`` where it is none."""
+    """Yields each line as the pieces of its text, the last of which is the answer, its place, and its task. Raises ``ConfigError`` for a
+    line that is not an example."""
     lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
     if not lines:
         raise ConfigError(f"data.source={data.source} holds no example; give a JSONL file with an object in each line")
@@ -61,7 +62,7 @@ def _task(record: dict[str, Any], data: DataConfig, where: str) -> int:
 
 
 def _parts(template: list[tuple[str, str | None]], fields: dict[str, str], where: str) -> Iterator[Part]:
-    """The template with an example's fields; the answer comes last."""
+    """Yields the template with an example's fields; the answer comes last."""
     for text, name in template:
         if text:
             yield None, text
@@ -76,7 +77,7 @@ def _parts(template: list[tuple[str, str | None]], fields: dict[str, str], where
 
 
 def template_parts(data: DataConfig) -> list[tuple[str, str | None]]:
-    """The pieces of ``data.template``: text, and the field behind it. ``ConfigError`` unless it ends with the answer."""
+    """Returns the pieces of ``data.template``: text, and the field behind it. Raises ``ConfigError`` unless it ends with the answer."""
     try:
         found = list(string.Formatter().parse(data.template))
     except ValueError as error:
@@ -97,8 +98,8 @@ def template_parts(data: DataConfig) -> list[tuple[str, str | None]]:
 
 
 def check_examples(data: DataConfig, tune: TuneConfig | None = None) -> str:
-    """The digest of all examples, once every line of them is found to be one, and each task that ``tune`` trains to have some.
-    ``ConfigError`` otherwise."""
+    """Returns the digest of all examples. Raises ``ConfigError`` for a line that is not an example, or a task that ``tune`` trains without
+    any."""
     content = read_content(data)
     tasks = [task for _, _, task in parse_examples(content, data)]
     trained = split(len(tasks), data)
@@ -108,7 +109,7 @@ def check_examples(data: DataConfig, tune: TuneConfig | None = None) -> str:
 
 
 def _check_tasks(tasks: Sequence[int], trained: int, data: DataConfig, tune: TuneConfig) -> None:
-    """``ConfigError`` if an example is of no task, or of the first ``trained`` none is of one."""
+    """Raises ``ConfigError`` if an example's task is out of range, or a task has no example among the first ``trained``."""
     if data.task is None or tune.method not in PROMPTS:
         return
     asked = f"data.source={data.source}: tune.tasks={tune.tasks}"
@@ -122,7 +123,7 @@ def _check_tasks(tasks: Sequence[int], trained: int, data: DataConfig, tune: Tun
 
 
 def split(count: int, data: DataConfig) -> int:
-    """How many of ``count`` examples are trained on; those behind them are held out. ``ConfigError`` if none is left."""
+    """Returns how many of ``count`` examples are trained on; the rest is held out. Raises ``ConfigError`` if none is left."""
     held_out = math.ceil(count * data.held_out)
     if held_out >= count:
         raise ConfigError(

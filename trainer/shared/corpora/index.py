@@ -1,10 +1,10 @@
-"""The index of a prepared corpus folder: what `trireme prepare` wrote, read back and checked. No torch, no numpy.
+"""The index of a prepared corpus folder, as `trireme prepare` wrote it, read back and checked. No torch, no numpy.
 
-A prepared folder holds ``tokenizer.json`` (byte-level BPE), ``tokens.bin`` (all documents' token ids, each followed by the end
-token), ``documents.npy`` (where each document starts, int64, one more entry than documents) and ``index.json``, this index.
-The launcher checks it before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared
-with ``sample`` when a training begins, once per node: all of a file of up to 16 MiB, of a larger one 256 blocks spread over it, so
-that the cost does not grow with the corpus. ``sha256``, of the whole file, is the corpus' name: checkpoints record it.
+A prepared folder holds ``tokenizer.json`` (byte-level BPE), ``tokens.bin`` (all documents' token ids, each followed by the end token),
+``documents.npy`` (the start of each document, int64, one more entry than documents) and ``index.json``, this index. The launcher checks it
+before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared with ``sample`` when a training
+begins, once per node: all of a file of up to 16 MiB, 256 spread blocks of a larger one, so that the cost does not grow with the corpus.
+``sha256``, of the whole file, is the corpus's name: checkpoints record it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SAMPLE_BLOCKS, SAMPLE_BLOCK_BYTES = 256, 2**16
 INDEX, TOKENS, DOCUMENTS, TOKENIZER = "index.json", "tokens.bin", "documents.npy", "tokenizer.json"
 FILES = (INDEX, TOKENS, DOCUMENTS, TOKENIZER)
 ARTIFACT = "artifact.json"
-"""What says how many bytes each file has (``trainer.shared.records.artifacts``). Folders of earlier versions have none."""
+"""The manifest with the size of each file (``trainer.shared.records.artifacts``). Folders of earlier versions have none."""
 
 
 @dataclass(frozen=True)
 class CorpusIndex:
-    """What a prepared folder says about itself. ``vocab`` is what the tokenizer uses, at most what was asked for."""
+    """The index of a prepared folder. ``vocab`` is the tokenizer's size, at most the requested one."""
 
     format: int
     dtype: str
@@ -53,9 +53,9 @@ class CorpusIndex:
 
 
 def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
-    """The index of ``data.path``, checked against the model; None for other data than a corpus.
+    """Reads the index of ``data.path`` and checks it against the model; returns None for data other than a corpus.
 
-    ``ConfigError`` if the folder is missing, unreadable, torn, shorter than a sequence, or its tokens do not fit ``model.vocab``.
+    Raises ``ConfigError`` if the folder is missing, unreadable, torn, shorter than a sequence, or its tokens do not fit ``model.vocab``.
     """
     if data.kind != "corpus":
         return None
@@ -75,7 +75,8 @@ def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
 
 
 def windows(index: CorpusIndex, seq: int, data: DataConfig) -> tuple[int, int]:
-    """Windows of ``seq`` tokens to train on, and those held out after them. ``ConfigError`` if none is left to train on."""
+    """Returns the number of windows of ``seq`` tokens to train on, and of those held out after them. Raises ``ConfigError`` if none is left
+    to train on."""
     total = (index.tokens - 1) // seq
     held_out = math.ceil(total * data.held_out) if data.held_out < 1 else total
     if held_out >= total:
@@ -87,25 +88,26 @@ def windows(index: CorpusIndex, seq: int, data: DataConfig) -> tuple[int, int]:
 
 
 def corpus_name(sha256: str, held_out: float) -> str:
-    """What checkpoints record of the data that a run reads: the digest of the corpus, and the share that it leaves out."""
+    """Returns the name that checkpoints record for a run's data: the digest of the corpus, and the share that is held out."""
     return f"{sha256}-{held_out:g}" if held_out else sha256
 
 
 def data_name(data: DataConfig) -> str | None:
-    """``corpus_name`` of what a run reads, or ``synthetic``; None for examples, which only the tokenizer names."""
+    """Returns ``corpus_name`` of a run's data, or ``synthetic``; None for examples, which only the tokenizer names."""
     if data.kind == "corpus":
         return corpus_name(read_index(data).sha256, data.held_out)
     return data.kind if data.kind == "synthetic" else None
 
 
 def read_in_training(name: str, sha256: str, held_out: float) -> bool:
-    """Whether a run on the data ``name`` may have read some of the last ``held_out`` (0: all) of the corpus ``sha256``."""
+    """Returns whether a run on the data ``name`` may have read some of the last ``held_out`` (0: all) of the corpus ``sha256``."""
     trained, _, left_out = name.partition("-")
     return trained == sha256 and (not held_out or float(left_out or 0) < held_out)
 
 
 def read_index(data: DataConfig) -> CorpusIndex:
-    """The index of ``data.path``; ``ConfigError`` if there is none, or files are missing or have another size than was written."""
+    """Reads the index of ``data.path``. Raises ``ConfigError`` if there is none, or files are missing or differ in size from those
+    written."""
     folder, remedy, again = Path(data.path), f"run `{prepare_command(data)}`", f"run `{prepare_command(data)} --force`"
     try:
         found = sorted(path.name for path in folder.iterdir())
@@ -131,7 +133,7 @@ def read_index(data: DataConfig) -> CorpusIndex:
 
 
 def _flaw(folder: Path) -> str:
-    """How the files of a prepared folder disagree with what says that it is whole."""
+    """Describes how the files of a prepared folder disagree with its manifest."""
     sizes = (read_json(folder / ARTIFACT) or {}).get("files")
     if not isinstance(sizes, dict) or not set(FILES) <= sizes.keys():
         return f"{ARTIFACT} is damaged"
@@ -140,8 +142,8 @@ def _flaw(folder: Path) -> str:
 
 
 def other_words(given: Path, weights: Path, vocab: int) -> str:
-    """Why the tokenizer.json ``given`` may not be that of a model of ``vocab`` tokens whose weights are in ``weights``, as a line for the
-    user; empty where nothing speaks against it."""
+    """Explains in a line for the user why the tokenizer.json ``given`` may not be that of a model of ``vocab`` tokens whose weights are in
+    ``weights``; empty where nothing speaks against it."""
     beside = next((file for place in (weights, weights.parent) if (file := place / TOKENIZER).is_file()), None)
     own, known = words_of(given), None if beside is None else words_of(beside)
     if own is None or known == own:
@@ -153,7 +155,7 @@ def other_words(given: Path, weights: Path, vocab: int) -> str:
 
 
 def words_of(tokenizer: Path) -> dict[str, int] | None:
-    """Each word of a tokenizer.json and its number; None where it has none in this form."""
+    """Returns each word of a tokenizer.json and its number; None where it has none in this form."""
     record = read_json(tokenizer) or {}
     model, added = record.get("model"), record.get("added_tokens") or []
     if not isinstance(model, dict) or not isinstance(vocab := model.get("vocab"), dict) or not isinstance(added, list):
@@ -162,7 +164,7 @@ def words_of(tokenizer: Path) -> dict[str, int] | None:
 
 
 def check_sample(data: DataConfig, index: CorpusIndex) -> None:
-    """``ConfigError`` if the token file cannot be read, or no longer has the content that ``index`` records."""
+    """Raises ``ConfigError`` if the token file cannot be read, or no longer has the content that ``index`` records."""
     try:
         found = sample_digest(Path(data.path) / TOKENS)
     except OSError as error:
@@ -175,7 +177,8 @@ def check_sample(data: DataConfig, index: CorpusIndex) -> None:
 
 
 def sample_digest(path: Path) -> str:
-    """SHA-256 of a file's size and of up to ``SAMPLE_BLOCKS`` blocks, the first and the last among them. Reads 16 MiB at most."""
+    """Returns the SHA-256 of a file's size and of up to ``SAMPLE_BLOCKS`` blocks, the first and the last among them. Reads 16 MiB at
+    most."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -188,7 +191,7 @@ def sample_digest(path: Path) -> str:
 
 
 def _parse(record: Any) -> CorpusIndex | None:
-    """The index in ``record``, or None if it is none that this version writes."""
+    """Returns the index in ``record``, or None if this version does not write such a record."""
     try:
         index = from_dict(CorpusIndex, record)
         return index if index.format == FORMAT and index.token_bytes >= 0 else None
@@ -197,7 +200,7 @@ def _parse(record: Any) -> CorpusIndex | None:
 
 
 def prepare_command(data: DataConfig) -> str:
-    """The command line that prepares ``data``, as a person would type it."""
+    """Returns the command line that prepares ``data``, as a person would type it."""
     words = []
     for name in ("source", "path", "pattern", "text_key", "vocab"):
         value = getattr(data, name)

@@ -1,5 +1,5 @@
-"""Questions about Python's standard library, made from the lines that define its functions and classes: examples to tune on that are
-everywhere."""
+"""Questions about Python's standard library, made from the lines that define its functions and classes: examples to tune on that every
+installation has."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainer.shared.run.schema import DataConfig
 
 _DEFINED = re.compile(r"^ *(?:class \w+(?:\([\w., ]*\))?|def \w+\([\w,=. *]*\)):$", re.MULTILINE)
 MOST_LETTERS = 48
-"""Of a line that is asked about."""
+"""Longest line that is asked about."""
 
 
 def questions() -> bytes:
-    """JSONL with the fields ``context``, ``question`` and ``answer``: every short line of the library that defines something is asked about
-    once. Their order has nothing to do with files and names, so that any part of them is like another."""
+    """Returns JSONL with the fields ``context``, ``question`` and ``answer``: one question about every short line of the library that
+    defines a function or class. Their order is unrelated to files and names, so that any part of them is like another."""
     lines = set()
     for path in open_source(DataConfig()).files:
         lines |= {line.strip() for line in _DEFINED.findall(path.read_text(encoding="utf-8", errors="replace"))}
@@ -26,7 +26,8 @@ def questions() -> bytes:
 
 
 def _asked(line: str, number: int) -> dict[str, str]:
-    """The question whose turn it is: what is defined, the first word between the brackets, how many commas stand there."""
+    """Returns the question of this number's kind: the kind of definition, the first word between the brackets, or the number of commas
+    there."""
     inside = line.partition("(")[2].rpartition(")")[0]
     first = re.match(r"\w+", inside)
     kind = "class" if line.startswith("class") else "method" if first and first.group() in ("self", "cls") else "function"

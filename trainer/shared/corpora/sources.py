@@ -1,4 +1,4 @@
-"""Where text comes from: Python's standard library, a text file or one of JSON lines, or a folder of them."""
+"""Sources of text: Python's standard library, a text file or one of JSON lines, or a folder of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages
 """Folders of the standard library that are left out: tests (a third of it, much generated data) and installed packages."""
 
 LONGEST_LINE = 1 << 24
-"""Bytes of a line that are looked at to tell lines of JSON from one document."""
+"""Bytes of a line that are read to tell lines of JSON from one document."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Source:
         return sum(path.stat().st_size for path in self.files)
 
     def fingerprint(self) -> str:
-        """A hash of every file's name, size and time of change: equal means that nothing was touched."""
+        """Returns a hash of every file's name, size and time of change: equal means that nothing was touched."""
         digest = hashlib.sha256()
         for path in self.files:
             stat = path.stat()
@@ -43,7 +43,7 @@ class Source:
         return digest.hexdigest()
 
     def documents(self) -> Iterator[tuple[int, list[str]]]:
-        """For each file: its size in bytes and its documents (a text file is one, a file of JSON lines one per line)."""
+        """Yields, for each file, its size in bytes and its documents (a text file is one, a file of JSON lines one per line)."""
         self.skipped.clear()
         for path in self.files:
             size = path.stat().st_size
@@ -56,7 +56,7 @@ class Source:
 
     def _text(self, path: Path) -> str | None:
         try:
-            return path.read_text(encoding="utf-8-sig")  # a byte order mark is no text
+            return path.read_text(encoding="utf-8-sig")  # a byte order mark is not text
         except UnicodeDecodeError:
             if len(self.files) == 1:
                 raise ConfigError(f"data.source={self.data.source} is not UTF-8 text; convert it, or give another file") from None
@@ -94,7 +94,7 @@ class Source:
 
 
 def holds_json_lines(path: Path) -> bool:
-    """True for a file of JSON objects, one a line: by its name, or for other names of JSON by its first two lines."""
+    """Returns True for a file of JSON objects, one a line: by its name, or for other names of JSON by its first two lines."""
     name = path.suffix.lower()
     if name in (".jsonl", ".ndjson") or name != ".json":
         return name in (".jsonl", ".ndjson")
@@ -107,7 +107,7 @@ def holds_json_lines(path: Path) -> bool:
 
 
 def open_source(data: DataConfig) -> Source:
-    """Find the files of ``data.source``; ``ConfigError`` if there are none."""
+    """Finds the files of ``data.source``. Raises ``ConfigError`` if there are none."""
     if data.source == STDLIB:
         root = Path(os.__file__).parent
         return _source(data, root, _library(root))
@@ -126,13 +126,13 @@ def open_source(data: DataConfig) -> Source:
 
 
 def _made_here(path: Path, root: Path, data: DataConfig) -> bool:
-    """Whether a file of the source lies in the prepared folder: what an earlier preparation wrote is no text of the user."""
+    """Returns whether a file of the source lies in the prepared folder: the output of an earlier preparation is not the user's text."""
     target = Path(os.path.abspath(data.path))
     return Path(os.path.abspath(root)) in target.parents and target in Path(os.path.abspath(path)).parents
 
 
 def _library(root: Path) -> list[Path]:
-    """Python's own modules; what was installed into its folder, often ten times as much, is not even looked through."""
+    """Lists Python's own modules; site-packages, often ten times as large, is skipped."""
     found = []
     for place, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]

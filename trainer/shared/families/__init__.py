@@ -1,4 +1,4 @@
-"""The architectures that can be trained: one file, one record each. What varies from family to family is said here and nowhere else.
+"""The architectures that can be trained: one file, one record each. The differences between families are declared here and nowhere else.
 
-``family`` says what such a record holds; ``registry`` finds the records.
+``family`` defines such a record; ``registry`` finds the records.
 """

@@ -1,7 +1,7 @@
 """DeepSeek-V3: DeepSeek-AI 2024 (arXiv 2412.19437); Kimi K2 has its form. Read for planning: weights are neither read nor written here
 yet.
 
-What corrects the choice of experts is no parameter: it has no gradient.
+The correction of the experts' choice is not a parameter: it has no gradient.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from trainer.shared.families.parts import ROPE, Config, Part, biases, whole
 
 
 def read_form(config: Config, given: Config) -> dict[str, Any]:
-    """The decoder of 7B (one key/value head, one norm), that of 40B (groups, two norms), and blocks in sequence."""
+    """Reads the decoder of 7B (one key/value head, one norm), that of 40B (groups, two norms), or blocks in sequence."""
     newer = config["new_decoder_architecture"]
     norms = whole(config, "num_ln_in_parallel_attn", 2 if newer else 1)
     parallel = "parallel" if newer and norms == 2 else "parallel_one_norm"

@@ -1,7 +1,7 @@
-"""The record of one architecture: how its network is built, what its keys are when they are not given, and its names on disk.
+"""The record of one architecture: the structure of its network, the defaults of its keys, and its names on disk.
 
-Plain data. The trainer builds modules from it, the cost model a shape, ``size`` models, the converters names and config.json. What an
-architecture has beyond these is one more field, whose default is what the others have.
+Plain data. The trainer builds modules from it, the cost model a shape, ``size`` models, the converters names and config.json. A feature
+that only some architectures have is one more field, whose default describes the others.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class HubFormat:
 
     model_type: str
     architecture: str
-    keys: tuple[ConfigKey, ...]  # beside vocabulary and tied head, which are the same for all
-    parts: tuple[Part, ...] = ()  # what is more than one key
+    keys: tuple[ConfigKey, ...]  # besides vocabulary and tied head, which are the same for all
+    parts: tuple[Part, ...] = ()  # of more than one key
     constants: Mapping[str, Any] = field(default_factory=dict)  # written; no other value is read
-    expected: Mapping[str, Any] = field(default_factory=dict)  # likewise, but not written
+    expected: Mapping[str, Any] = field(default_factory=dict)  # as ``constants``, but not written
     absent: Mapping[str, Any] = field(default_factory=dict)  # values of keys that a file may leave out
     further_types: tuple[str, ...] = ()  # model types of the same form
-    root: str = "model."  # what names begin with, except in files of the model without its head
+    root: str = "model."  # prefix of names, except in files of the model without its head
     ends: Mapping[str, str] = field(default_factory=dict)
-    blocks: str = "layers"  # what stands before the number of a block
+    blocks: str = "layers"  # prefix of a block's number
     block: Mapping[str, str] = field(default_factory=dict)  # none: weights of the family are neither read nor written
     forms: Mapping[str, str] = field(default_factory=dict)  # how modules that differ from ours hold them (trainer/convert/rules.py)
     inputs_first: bool = False  # matrices of a block are [in, out]
     output: str = "lm_head.weight"  # of a head that is not tied
-    computed: tuple[str, ...] = ()  # ends of names, in older files, of constants that are no parameters
+    computed: tuple[str, ...] = ()  # ends of names, in older files, of constants that are not parameters
 
 
 LLAMA = HubFormat(
@@ -83,12 +83,12 @@ LLAMA = HubFormat(
     forms={"attention.qkv": "by kind", "mlp.up": "stacked"},
     computed=(".rotary_emb.inv_freq",),
 )
-"""Llama's, from which that of many others differs in little: they say in what, by ``dataclasses.replace``."""
+"""Llama's, from which those of many others differ in little: they state the difference by ``dataclasses.replace``."""
 QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 PAIRS = {f"{one}_proj.{part}": f"pairs of {kind}" for one, kind in (("q", "queries"), ("k", "keys")) for part in ("weight", "bias")}
-"""How a GGUF file of Llama's architecture holds rows of queries and keys."""
+"""The order in which a GGUF file of Llama's architecture holds rows of queries and keys."""
 POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
-"""Names that several of those share."""
+"""Names that several of those families share."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ReferenceModel:
 
 @dataclass(frozen=True)
 class FamilyDefaults:
-    """Holds the values that the models of one family share. Batches in tokens, by parameters; interpolated between, constant outside."""
+    """The values that the models of one family share. Batches in tokens, by parameters; interpolated between, constant outside."""
 
     models: tuple[ReferenceModel, ...]  # ascending in size
     vocab: int
@@ -127,13 +127,13 @@ BASE: Mapping[str, Any] = {
     "activation": "swiglu",
     "tied": False,
 }
-"""What keys of the model are where neither the run nor its family says otherwise: Llama's."""
+"""Values of the model's keys where neither the run nor its family sets them: Llama's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One architecture. What its models may choose is a key of the model, and ``defaults`` holds its usual value; the fields here are what
-    all of them share."""
+    """One architecture. A property that its models may choose is a key of the model, and ``defaults`` holds its usual value; the fields
+    here are common to all of them."""
 
     name: str
     title: str = ""  # in a list of families, if not the name
@@ -142,15 +142,15 @@ class Family:
     embedding_norm: bool = False
     embedding_dropout: bool = True
     norm_offset: bool = False  # norms multiply by 1 + weight
-    attention_sinks: bool = False  # a further score of each head, which takes weight from all
+    attention_sinks: bool = False  # one more score per head, which takes weight from all
     further_positions: int = 0  # rows of the position embedding beyond the sequence
-    # names on disk, and what is known of published models
+    # names on disk, and facts about published models
     hub: HubFormat
-    gguf: str = ""  # its architecture in llama.cpp; "": none that is read or written here
-    gguf_arranged: Mapping[str, str] = field(default_factory=dict)  # what differs from the hub's tensors, by the end of their name there
+    gguf: str = ""  # its architecture in llama.cpp; "": not read or written here
+    gguf_arranged: Mapping[str, str] = field(default_factory=dict)  # differences from the hub's tensors, by the end of their name there
     published: FamilyDefaults | None = None
 
     def default(self, name: str) -> Any:
-        """The value of a key of the model that is not given; None if the family says nothing of it."""
+        """Returns the default of a key of the model; None if the family has none."""
         value = self.defaults.get(name, BASE.get(name))
         return list(value) if isinstance(value, tuple) else value

@@ -11,7 +11,7 @@ ACTIVATION = ("hidden_activation", "hidden_act")
 
 
 def read_activation(config: Config, given: Config) -> dict[str, str]:
-    """GELU in its tanh form, which older files call by the name of the exact one."""
+    """Reads GELU in its tanh form, which older files call by the name of the exact one."""
     for name in ACTIVATION:
         if config.get(name) not in (None, "gelu", "gelu_pytorch_tanh"):
             raise NotUnderstood(f"{name}={config[name]!r}")
@@ -19,7 +19,7 @@ def read_activation(config: Config, given: Config) -> dict[str, str]:
 
 
 def read_scale(config: Config, given: Config) -> dict[str, float]:
-    """Embeddings are scaled by the square root of their width."""
+    """Returns the factor of embeddings: the square root of their width."""
     return {"embedding_scale": math.sqrt(given["hidden"])}
 
 

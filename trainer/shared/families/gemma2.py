@@ -12,7 +12,7 @@ NAMES = ("sliding_window", "layer_types", "query_pre_attn_scalar")
 
 
 def scales(every: int) -> Part:
-    """Windows, by default in all but every so many-th block, and the factors of embeddings and scores."""
+    """Returns the part with windows, by default in all blocks but each ``every``-th, and the factors of embeddings and scores."""
 
     def read(config: Config, given: Config) -> dict[str, Any]:
         older = {"sliding_window": 4096, "sliding_window_pattern": every} if config.get("layer_types") is None else {}

@@ -11,7 +11,8 @@ from trainer.shared.families.parts import ATTENTION_BIAS, FULL, ROPE, SLIDING, C
 
 
 def read(config: Config, given: Config) -> dict[str, Any]:
-    """Angles of blocks that see all, and the base of those with a window: by kind of block, or two keys of older files."""
+    """Reads the angles of blocks that see all positions, and the base of those with a window: by kind of block, or two keys of older
+    files."""
     said = config.get("rope_parameters") or {}
     if not {FULL, SLIDING} & said.keys():
         found = read_rope({**config, "rope_theta": config.get("rope_theta", 1e6)}, given)
@@ -24,7 +25,7 @@ def read(config: Config, given: Config) -> dict[str, Any]:
 
 
 def write(model: Config) -> dict[str, Any]:
-    """The inverse of ``read``; older readers have the two bases and the scaling."""
+    """Inverts ``read``; older readers get the two bases and the scaling."""
     known, theta = write_rope(model), model["rope.local_theta"]
     full = known.pop("rope_parameters")
     local = full if theta is None else {"rope_type": "default", "rope_theta": theta}

@@ -11,13 +11,13 @@ ACTIVATIONS = {"gelu_exact": "gelu", "gelu": "gelu_new", "relu": "relu", "square
 
 
 def read(config: Config, given: Config) -> dict[str, Any]:
-    """Rotary positions by this family's older names."""
+    """Reads rotary positions by this family's older names."""
     older = {"rotary_pct": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", config.get("rope_theta"))}
     return read_rope({**config, **older}, given)
 
 
 def write(model: Config) -> dict[str, Any]:
-    """The inverse of ``read``; the share stands with the angles even if all turns, which is not the default."""
+    """Inverts ``read``; the share is written with the angles even if all dimensions turn, which is not the default."""
     known, share = write_rope(model), model["rope.share"]
     known["rope_parameters"]["partial_rotary_factor"] = share
     return known | {"rotary_pct": share, "rotary_emb_base": model["rope_theta"]}

@@ -12,7 +12,7 @@ from trainer.shared.families.parts import ROPE, ROUTING, WINDOW, Config, Part, b
 
 
 def read_router(config: Config, given: Config) -> dict[str, Any]:
-    """Its router has a bias."""
+    """Reads the router, which has a bias."""
     return {"experts.router_bias": True}
 
 

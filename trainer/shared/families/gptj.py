@@ -9,7 +9,7 @@ from trainer.shared.families.parts import Config, Part, unread, whole
 
 
 def read_share(config: Config, given: Config) -> dict[str, Any]:
-    """The dimensions of a head that turn, given by their number; all of them where it is null."""
+    """Reads the number of a head's dimensions that turn; null means all of them."""
     turned = whole(config, "rotary_dim")
     return {"rope.share": turned * given["heads"] / given["hidden"]} if turned else {}
 

@@ -1,4 +1,4 @@
-"""Granite 3: IBM 2024. Llama's network with factors of embeddings, attention scores, what joins the residual stream, and logits."""
+"""Granite 3: IBM 2024. Llama's network with factors of embeddings, attention scores, additions to the residual stream, and logits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ CHUNKED = "chunked_attention"
 
 
 def read_experts(config: Config, given: Config) -> dict[str, Any]:
-    """Routed and shared experts have one width, an MLP another; ``moe_layers`` lists the blocks of experts."""
+    """Reads the experts: routed and shared ones have one width, an MLP another; ``moe_layers`` lists the blocks of experts."""
     every, blocks = whole(config, "interleave_moe_layer_step", 1), config.get("moe_layers")
     if blocks:
         every = each_so_many_th([i in blocks for i in range(given["layers"])], f"moe_layers={blocks!r}")
@@ -24,7 +24,7 @@ def read_experts(config: Config, given: Config) -> dict[str, Any]:
 
 
 def read_pattern(config: Config, given: Config) -> dict[str, Any]:
-    """Blocks without positions see everything, the others a chunk."""
+    """Reads the pattern of blocks: those without positions see everything, the others a chunk."""
     turned = config.get("no_rope_layers") or []
     skipped = whole(config, "no_rope_layer_interval", 4)
     if turned:

@@ -9,12 +9,12 @@ from trainer.shared.families.family import MATRICES, ConfigKey, Family, HubForma
 from trainer.shared.families.parts import Config, NotUnderstood, Part, unread, whole
 
 EXPECTED = {"attn_type": "multihead_attention", "alibi_bias_max": 8, "clip_qkv": None, "prefix_lm": False}
-"""Of ``attn_config``, with what a file that leaves them out means."""
+"""Keys of ``attn_config`` with the values that a file without them implies."""
 KNOWN = {*EXPECTED, "alibi", "qk_ln", "softmax_scale", "attn_impl", "attn_pdrop", "attn_uses_sequence_id", "model_type"}
 
 
 def read_attention(config: Config, given: Config) -> dict[str, Any]:
-    """``attn_config``: positions, norms of queries and keys, the factor of scores."""
+    """Reads ``attn_config``: positions, norms of queries and keys, the factor of scores."""
     attention = config.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         raise NotUnderstood(f"attn_config={attention!r}")
@@ -30,13 +30,13 @@ def read_attention(config: Config, given: Config) -> dict[str, Any]:
 
 
 def read_widths(config: Config, given: Config) -> dict[str, Any]:
-    """The MLP as a multiple of the width; biases of matrices and norms, all or none."""
+    """Reads the MLP as a multiple of the width; biases of matrices and norms, all or none."""
     found = {"ffn": whole(config, "expansion_ratio", 4) * given["hidden"]}
     return found if config.get("no_bias", True) else found | {"biases": list(MATRICES), "norm": "layer"}
 
 
 def read_scale(config: Config, given: Config) -> dict[str, Any]:
-    """The factor of logits, a number or ``inv_sqrt_d_model``."""
+    """Reads the factor of logits, a number or ``inv_sqrt_d_model``."""
     scale = config.get("logit_scale")
     return {} if scale is None else {"logit_scale": given["hidden"] ** -0.5 if scale == "inv_sqrt_d_model" else scale}
 

@@ -9,7 +9,7 @@ from trainer.shared.families.parts import ATTENTION_BIAS, FULL, ROPE, SLIDING, W
 
 
 def read_ropes(config: Config, given: Config) -> dict[str, Any]:
-    """Positions are scaled in the blocks that attend to everything, and not in those of a window."""
+    """Reads the scaling of positions, which applies only to the blocks that attend to everything."""
     ropes = config.get("rope_parameters") or {}
     if FULL not in ropes:
         found = read_rope(config, given)

@@ -10,7 +10,7 @@ from trainer.shared.families.parts import Config, NotUnderstood, Part, biases, u
 
 
 def read_projection(config: Config, given: Config) -> dict[str, Any]:
-    """The embedding has the width of the blocks."""
+    """Checks that the embedding has the width of the blocks."""
     if (width := config.get("word_embed_proj_dim")) not in (None, given["hidden"]):
         raise NotUnderstood(f"word_embed_proj_dim={width!r}, which is not hidden_size={given['hidden']},")
     return {}

@@ -1,5 +1,5 @@
-"""Parts of a config.json that several families write alike and that are more than one key of the model: rotary positions, windows,
-biases, experts, latents."""
+"""Parts of a config.json that several families share and that span more than one key of the model: rotary positions, windows, biases,
+experts, latents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Config = Mapping[str, Any]
 
 
 class NotUnderstood(ValueError):
-    """A part that says what no model here has; the message names key and value."""
+    """A part with a property that no model here has; the message names key and value."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ KINDS = {"su": "longrope", "ntk": "dynamic"}
 
 
 def read_rope(config: Config, given: Config) -> dict[str, Any]:
-    """Rotary positions: ``rope_parameters``, or ``rope_scaling`` and ``rope_theta`` of older files."""
+    """Reads rotary positions: ``rope_parameters``, or ``rope_scaling`` and ``rope_theta`` of older files."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     kind = KINDS.get(kind, kind)
@@ -80,7 +80,7 @@ def read_rope(config: Config, given: Config) -> dict[str, Any]:
 
 
 def _magnitude(rope: Config) -> float:
-    """YaRN's factor of sines and cosines where a file gives its two scales (DeepSeek-V2)."""
+    """Returns YaRN's factor of sines and cosines where a file gives its two scales (DeepSeek-V2)."""
 
     def scaled(by: float) -> float:
         return 0.1 * by * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
@@ -89,7 +89,7 @@ def _magnitude(rope: Config) -> float:
 
 
 def write_rope(model: Config) -> dict[str, Any]:
-    """The inverse of ``read_rope``, in the form of today and of before."""
+    """Inverts ``read_rope``, in both the current and the older form."""
     kind, theta = model["rope.kind"], model["rope_theta"]
     names = {ours: theirs for theirs, ours in ROPE_KEYS.items()}
     values = {names[ours]: model[f"rope.{ours}"] for ours in ROPE_OF[kind] if model[f"rope.{ours}"] is not None}
@@ -99,7 +99,7 @@ def write_rope(model: Config) -> dict[str, Any]:
 
 
 def rope(theta: float = 10000.0) -> Part:
-    """Rotary positions; ``theta`` is the base where a file has none."""
+    """Returns the part of rotary positions; ``theta`` is the base where a file has none."""
     names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_pct", "original_max_position_embeddings")
     return Part(names, lambda config, given: read_rope({"rope_theta": theta, **config}, given), write_rope)
 
@@ -109,7 +109,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def each_so_many_th(flags: Sequence[bool], name: str) -> int:
-    """k if each k-th block is flagged and no other one, 0 if none is. ``NotUnderstood``, with the name of the key, otherwise."""
+    """Returns k if each k-th block is flagged and no other one, 0 if none is. Otherwise raises ``NotUnderstood`` with the name of the
+    key."""
     every = flags.index(True) + 1 if True in flags else 0
     if list(flags) != [bool(every) and (i + 1) % every == 0 for i in range(len(flags))]:
         raise NotUnderstood(f"{name}, which flags blocks other than each so many-th one,")
@@ -117,7 +118,7 @@ def each_so_many_th(flags: Sequence[bool], name: str) -> int:
 
 
 def whole(config: Config, name: str, default: int = 0) -> int:
-    """The whole number of a key, 0 or more; ``default`` where there is none. ``NotUnderstood`` if it is something else."""
+    """Returns the whole number of a key, 0 or more; ``default`` where there is none. Raises ``NotUnderstood`` for anything else."""
     value = default if config.get(name) is None else config[name]
     if type(value) is not int or value < 0:
         raise NotUnderstood(f"{name}={value!r}")
@@ -125,7 +126,7 @@ def whole(config: Config, name: str, default: int = 0) -> int:
 
 
 def read_window(config: Config, given: Config) -> dict[str, Any]:
-    """Windows of attention: ``sliding_window`` in the blocks that ``layer_types`` names, or in all."""
+    """Reads the windows of attention: ``sliding_window`` in the blocks that ``layer_types`` names, or in all."""
     window, types = config.get("sliding_window"), config.get("layer_types")
     if types is not None and not (
         isinstance(types, list) and len(types) == given["layers"] and all(kind in (SLIDING, FULL) for kind in types)
@@ -149,7 +150,7 @@ def read_window(config: Config, given: Config) -> dict[str, Any]:
 
 
 def write_window(model: Config) -> dict[str, Any]:
-    """The inverse of ``read_window``."""
+    """Inverts ``read_window``."""
     window, every = model["window"], model["full_every"]
     types = [FULL if window is None or (every and (i + 1) % every == 0) else SLIDING for i in range(model["layers"])]
     return {"sliding_window": window, "use_sliding_window": window is not None, "layer_types": types}
@@ -161,7 +162,7 @@ WINDOW = Part(
 
 
 def one_window(default: int | None) -> Part:
-    """``sliding_window`` in all blocks; ``default`` where a file says nothing."""
+    """Returns the part with ``sliding_window`` in all blocks; ``default`` where a file has none."""
     return Part(
         ("sliding_window",),
         lambda config, given: {"window": config.get("sliding_window", default)},
@@ -170,7 +171,7 @@ def one_window(default: int | None) -> Part:
 
 
 def biases(default: bool = False, always: tuple[str, ...] = (), **keys: tuple[str, ...]) -> Part:
-    """``keys`` of config.json that say that some matrices have a bias; ``always``: those that have one whatever is said."""
+    """Returns the part of biases. ``keys`` of config.json say which matrices have one; those in ``always`` have one in any case."""
 
     def read(config: Config, given: Config) -> dict[str, Any]:
         return {"biases": [*(name for key, names in keys.items() if config.get(key, default) for name in names), *always]}
@@ -186,7 +187,7 @@ ATTENTION_BIAS = biases(attention_bias=("qkv", "output"))
 
 
 def unread(*names: str) -> Part:
-    """Keys that change neither parameters nor operations of a model that is planned, such as how experts are chosen."""
+    """Returns the part of keys that change neither parameters nor operations of a planned model, such as the choice of experts."""
     return Part(names, lambda config, given: {})
 
 
@@ -197,7 +198,7 @@ ROUTING = unread(
 
 
 def read_shared(config: Config, given: Config) -> dict[str, Any]:
-    """Experts that every token visits, given by their number."""
+    """Reads the number of experts that every token visits."""
     return {"experts.shared_ffn": whole(config, "n_shared_experts") * whole(config, "moe_intermediate_size")}
 
 
@@ -205,7 +206,7 @@ SHARED = Part(("n_shared_experts",), read_shared)
 
 
 def read_mlp_blocks(config: Config, given: Config) -> dict[str, Any]:
-    """Blocks with an MLP in place of experts, given as a list, which must be the leading ones."""
+    """Reads the list of blocks with an MLP in place of experts, which must be the leading ones."""
     blocks = config.get("mlp_only_layers") or []
     if not isinstance(blocks, list) or sorted(map(str, blocks)) != sorted(map(str, range(len(blocks)))):
         raise NotUnderstood(f"mlp_only_layers={blocks!r}, which are not the leading blocks,")
@@ -216,8 +217,8 @@ MLP_BLOCKS = Part(("mlp_only_layers",), read_mlp_blocks)
 
 
 def read_latent(config: Config, given: Config) -> dict[str, Any]:
-    """Latents of attention (DeepSeek-AI 2024, arXiv 2405.04434): scores are scaled by the whole width of a query, and under YaRN by the
-    square of its factor of magnitudes."""
+    """Reads the latents of attention (DeepSeek-AI 2024, arXiv 2405.04434): scores are scaled by the whole width of a query, and under YaRN
+    by the square of its factor of magnitudes."""
     width = whole(config, "qk_nope_head_dim") + whole(config, "qk_rope_head_dim")
     if not width:
         raise NotUnderstood("qk_nope_head_dim=0")
@@ -231,10 +232,11 @@ LATENT = Part(
     ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "head_dim", "num_key_value_heads", "rope_interleave"),
     read_latent,
 )
-"""But for what is one key of the model each: ``latent.kv_rank``, ``latent.rotary``, ``latent.value`` and ``head_width``."""
+"""The part without the values that are single keys of the model: ``latent.kv_rank``, ``latent.rotary``, ``latent.value`` and
+``head_width``."""
 
 
 def inverse(value: float) -> float:
-    """1 / value to 12 digits, so that what a file says in few comes back; whole where it is."""
+    """Returns 1 / value to 12 digits, so that a value of few digits in a file is restored; an integer if it is whole."""
     found = float(f"{1 / value:.12g}")
     return int(found) if found.is_integer() else found

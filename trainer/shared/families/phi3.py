@@ -10,7 +10,7 @@ from trainer.shared.families.parts import ROPE, Config, Part, one_window
 
 
 def write(model: Config) -> dict[str, Any]:
-    """The length before scaling stands beside the scaling too: older readers look for it there."""
+    """Writes the length before scaling outside the scaling too, where older readers look for it."""
     original = model["rope.original"]
     return ROPE.write(model) | ({} if original is None else {"original_max_position_embeddings": original})
 

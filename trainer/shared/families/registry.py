@@ -10,11 +10,11 @@ from trainer.shared.families.family import Family
 
 
 def _found() -> dict[str, Family]:
-    """The ``FAMILY`` of each module beside this one that has one, in their order."""
+    """Returns the ``FAMILY`` of each module in this folder that has one, in their order."""
     modules = [import_module(f"{__package__}.{module.name}") for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     families = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
     return {family.name: family for family in sorted(families, key=lambda family: (family.order, family.name))}
 
 
 FAMILIES = _found()
-"""By ``model.family``."""
+"""Families by ``model.family``."""

@@ -11,12 +11,12 @@ from trainer.shared.families.parts import BIASES, WINDOW, Config, NotUnderstood,
 
 
 def turning(layers: int, every: int) -> list[int]:
-    """1 for each block that has positions, 0 for every ``every``-th."""
+    """Returns 1 for each block that has positions, 0 for every ``every``-th."""
     return [int(not every or (i + 1) % every != 0) for i in range(layers)]
 
 
 def read(config: Config, given: Config) -> dict[str, Any]:
-    """``no_rope_layers``, which has the last word, or the interval between blocks that do not turn."""
+    """Reads ``no_rope_layers``, which takes precedence, or the interval between blocks that do not turn."""
     every = config.get("no_rope_layer_interval", 4)
     turns: Sequence[int] = config.get("no_rope_layers") or turning(given["layers"], every)
     if turns != turning(given["layers"], every):
@@ -27,7 +27,7 @@ def read(config: Config, given: Config) -> dict[str, Any]:
 
 
 def write(model: Config) -> dict[str, Any]:
-    """The inverse of ``read``."""
+    """Inverts ``read``."""
     every = model["rope.skip_every"]
     return {"no_rope_layers": turning(model["layers"], every), "no_rope_layer_interval": every}
 

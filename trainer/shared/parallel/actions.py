@@ -1,4 +1,4 @@
-"""The instructions of a pipeline rank, as data: what schedules are made of, what the trainer executes and the cost model simulates."""
+"""The instructions of a pipeline rank, as data: schedules consist of them, the trainer executes them, the cost model simulates them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What an action does. Sends do not block; a receive is posted here and waited for by the computation that needs it."""
+    """The kind of an action. Sends do not block; a receive is posted here and waited for by the computation that needs it."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

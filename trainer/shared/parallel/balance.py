@@ -1,4 +1,4 @@
-"""How many transformer blocks each pipeline chunk gets, in model order (chunk i is global stage i)."""
+"""Distributes transformer blocks over pipeline chunks, in model order (chunk i is global stage i)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainer.shared.run.schema import LayoutConfig, ModelConfig
 
 
 def blocks_per_chunk(model: ModelConfig, layout: LayoutConfig) -> list[int]:
-    """Blocks of each of the pipeline x virtual_pipeline chunks of a checked configuration; they add up to ``model.layers``.
+    """Returns the blocks of each of the pipeline x virtual_pipeline chunks of a checked configuration; they add up to ``model.layers``.
 
     ``layout.stage_layers`` wins; else ``layout.balance``: equal counts, or equal cost.
     """
@@ -23,7 +23,7 @@ def blocks_per_chunk(model: ModelConfig, layout: LayoutConfig) -> list[int]:
 
 
 def head_weight(model: ModelConfig) -> float:
-    """Compute of output head and loss in units of one block: V / (12 h).
+    """Returns the compute of output head and loss in units of one block: V / (12 h).
 
     A block's matrices hold 12 h^2 weights and the head's V h (Narayanan et al. 2021, appendix; exact for an MLP of 4 h). With a
     small hidden size the head outweighs many blocks: V=50304, h=256 gives 16. The input embedding is a lookup: no weight.
@@ -33,7 +33,7 @@ def head_weight(model: ModelConfig) -> float:
 
 @lru_cache(maxsize=4096)
 def by_cost(layers: int, chunks: int, head: float) -> tuple[int, ...]:
-    """The split whose heaviest chunk is lightest, when the last chunk also carries ``head`` blocks' worth of work.
+    """Returns the split whose heaviest chunk is lightest, when the last chunk also carries ``head`` blocks' worth of work.
 
     Only the last chunk's count is a choice. The others are even, with larger chunks later, because early stages have more
     micro-batches in flight. The smallest sum of squared loads also has the smallest maximum: moving a block never lowers one and
@@ -46,5 +46,5 @@ def by_cost(layers: int, chunks: int, head: float) -> tuple[int, ...]:
 
 
 def _even(layers: int, chunks: int) -> tuple[int, ...]:
-    """``layers`` over ``chunks`` with counts that differ by at most one, the larger ones last."""
+    """Distributes ``layers`` over ``chunks`` with counts that differ by at most one, the larger ones last."""
     return tuple((layers + i) // chunks for i in range(chunks))

@@ -1,4 +1,4 @@
-"""What one part of a model hands to the next: named tensors, with their shapes and sizes from one declaration. Pure numbers."""
+"""The named tensors that one part of a model hands to the next, with shapes and sizes from one declaration. Pure numbers."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def boundary_shapes(seq: Any, rows: Any, hidden: Any) -> BoundaryTensors:
 
 
 def boundary_elements(seq: Any, rows: Any, hidden: Any) -> Any:
-    """Returns the elements of all of them."""
+    """Returns the number of elements of all of them."""
     return sum(math.prod(shape) for shape in boundary_shapes(seq, rows, hidden))

@@ -47,7 +47,7 @@ class Axis:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Per coordinate, what it adds to a rank."""
+        """Returns, for each coordinate, its contribution to the rank."""
         spans = [range(0, digit.size * digit.stride, digit.stride) for digit in reversed(self.digits)]
         return tuple(sum(steps) for steps in itertools.product(*spans))
 
@@ -60,7 +60,7 @@ class Mesh:
 
     @classmethod
     def make(cls, degrees: Mapping[str, int]) -> Mesh:
-        """A mesh of these axes, the fastest-changing first; ``ValueError`` for a degree below 1."""
+        """Makes a mesh of these axes, the fastest-changing first. Raises ``ValueError`` for a degree below 1."""
         if min(degrees.values(), default=1) < 1:
             raise ValueError(f"a mesh needs positive degrees, not {dict(degrees)}")
         strides = itertools.accumulate(degrees.values(), int.__mul__, initial=1)
@@ -68,8 +68,8 @@ class Mesh:
 
     @classmethod
     def of(cls, layout: LayoutConfig) -> Mesh:
-        """The mesh of a resolved layout (``layout.data`` is set). Context ranks share a replica, so they stand between its tensor ranks
-        and the next replica."""
+        """Makes the mesh of a resolved layout (``layout.data`` is set). Context ranks share a replica, so they stand between its tensor
+        ranks and the next replica."""
         names = layout.order.replace("tensor", "tensor-context").split("-")
         return cls.make({name: getattr(layout, name) or 1 for name in names})
 
@@ -81,34 +81,34 @@ class Mesh:
         return next(axis for axis in self.axes if axis.name == name)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The coordinate of ``rank`` on each axis; ``ValueError`` outside the mesh."""
+        """Returns the coordinate of ``rank`` on each axis. Raises ``ValueError`` outside the mesh."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is not in a mesh of {self.world_size} ranks")
         return {axis.name: axis.coordinate(rank) for axis in self.axes}
 
     def rank(self, **at: int) -> int:
-        """The rank at these coordinates, 0 where none is given: the inverse of ``coordinates``."""
+        """Returns the rank at these coordinates, 0 where none is given: the inverse of ``coordinates``."""
         degrees = {axis.name: axis.degree for axis in self.axes}
         if any(not 0 <= value < degrees.get(name, 0) for name, value in at.items()):
             raise ValueError(f"{at} is outside a mesh of {degrees}")
         return sum(self[name].offsets[value] for name, value in at.items())
 
     def group(self, rank: int, *names: str) -> list[int]:
-        """The ranks that share every coordinate with ``rank`` except along the axes ``names``, ascending."""
+        """Returns the ranks that share every coordinate with ``rank`` except along the axes ``names``, ascending."""
         along = [self[name] for name in names]
         at = self.coordinates(rank)
         first = rank - sum(axis.offsets[at[axis.name]] for axis in along)
         return sorted(first + sum(steps) for steps in itertools.product(*(axis.offsets for axis in along)))
 
     def groups(self, *names: str) -> list[list[int]]:
-        """All groups along ``names``: disjoint, together every rank, in order of their first rank."""
+        """Returns all groups along ``names``: disjoint, together every rank, in order of their first rank."""
         groups = (self.group(rank, *names) for rank in range(self.world_size))
         return [group for rank, group in enumerate(groups) if group[0] == rank]
 
     def refactor(self, names: Sequence[str], parts: Mapping[str, int]) -> Mesh:
-        """The same ranks with other axes: ``names``, the first changing fastest, are read as one coordinate, which ``parts`` cut anew, the
-        first one changing fastest. ``ValueError`` if the degrees do not multiply to the same, or a part ends inside a digit that it does
-        not divide."""
+        """Returns the same ranks with other axes: ``names``, the first changing fastest, are read as one coordinate, which ``parts`` cut
+        anew, the first one changing fastest. Raises ``ValueError`` if the degrees do not multiply to the same, or a part ends inside a
+        digit that it does not divide."""
         digits = [digit for name in names for digit in self[name].digits if digit.size > 1]
         made = []
         for name, degree in parts.items():
@@ -119,7 +119,7 @@ class Mesh:
         return Mesh((*made, *(axis for axis in self.axes if axis.name not in names)))
 
     def picture(self, ranks_per_node: int | None = None) -> str:
-        """The mesh of a layout as text: one row per data replica, one column per pipeline rank, the ranks of a cell side by side.
+        """Draws the mesh of a layout as text: one row per data replica, one column per pipeline rank, the ranks of a cell side by side.
 
         With ``ranks_per_node`` each cell is followed by the nodes it lies on.
         """
@@ -143,7 +143,7 @@ class Mesh:
 
 
 def _take(digits: Sequence[Digit], degree: int) -> tuple[list[Digit], list[Digit]]:
-    """The first ``degree`` values of a coordinate as digits, and the digits that are left."""
+    """Returns the first ``degree`` values of a coordinate as digits, and the digits that are left."""
     taken, left = [], list(digits)
     while degree > 1:
         if not left:

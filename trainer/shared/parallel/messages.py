@@ -1,4 +1,4 @@
-"""From the order of computation to a complete schedule: what is sent, received, gathered and reduced, and when.
+"""Completes an order of computation to a schedule: adds the sends, receives, gathers and reductions.
 
 The rules, which ``tests.spec.schedule_validator`` checks:
 
@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from trainer.shared.parallel.actions import Action, Kind, Schedule
 
 Message = tuple[Kind, int, int]
-"""What identifies a tensor between ranks: the kind of its receive, the global stage that uses it, the micro-batch."""
+"""The identity of a tensor between ranks: the kind of its receive, the global stage that uses it, the micro-batch."""
 
 AHEAD = 1
-"""How many computations before its use a receive or gather is posted."""
+"""Number of computations before its use at which a receive or gather is posted."""
 
 
 def add_communication(compute: Schedule) -> Schedule:
-    """``compute`` (computation only) with sends, receives, gathers and reductions inserted."""
+    """Inserts sends, receives, gathers and reductions into ``compute`` (computation only)."""
     stages = len(compute)
     total = stages * (1 + max(action.chunk for actions in compute for action in actions))
     queues = _arrivals(compute, total)
@@ -32,7 +32,7 @@ def add_communication(compute: Schedule) -> Schedule:
 
 
 def sent_by(action: Action, rank: int, stages: int, total: int) -> tuple[Message, int] | None:
-    """What a computation sends to another rank: the message and that rank; None if its output stays on this rank."""
+    """Returns the message that a computation sends to another rank, and that rank; None if its output stays on this rank."""
     stage = action.chunk * stages + rank
     if action.kind is Kind.FORWARD:
         target, kind = stage + 1, Kind.RECV_FORWARD
@@ -46,7 +46,7 @@ def sent_by(action: Action, rank: int, stages: int, total: int) -> tuple[Message
 
 
 def needed_by(action: Action, rank: int, stages: int, total: int) -> tuple[Message, int] | None:
-    """What a computation needs from another rank: the message and that rank; None if its input is here already."""
+    """Returns the message that a computation needs from another rank, and that rank; None if its input is here already."""
     stage = action.chunk * stages + rank
     if action.kind is Kind.FORWARD:
         source, kind = stage - 1, Kind.RECV_FORWARD
@@ -60,7 +60,7 @@ def needed_by(action: Action, rank: int, stages: int, total: int) -> tuple[Messa
 
 
 def _arrivals(compute: Schedule, total: int) -> list[dict[int, list[Message]]]:
-    """For each rank, the messages from each peer as a stack: ``pop`` yields them in the order in which that peer sends them."""
+    """Returns, for each rank, the messages from each peer as a stack: ``pop`` yields them in the order in which that peer sends them."""
     queues: list[dict[int, list[Message]]] = [{} for _ in compute]
     for rank, actions in enumerate(compute):
         for action in reversed(actions):
@@ -71,7 +71,7 @@ def _arrivals(compute: Schedule, total: int) -> list[dict[int, list[Message]]]:
 
 
 def _weave(rank: int, actions: list[Action], stages: int, total: int, queues: dict[int, list[Message]]) -> Iterator[Action]:
-    """The actions of one rank with its communication. Consumes ``queues``."""
+    """Yields the actions of one rank with its communication. Consumes ``queues``."""
     received: set[Message] = set()
     first = {action.chunk: i for i, action in reversed(list(enumerate(actions)))}
     last = {action.chunk: i for i, action in enumerate(actions)}

@@ -1,7 +1,7 @@
 """Where a parameter lives: on each named axis of ranks it is cut along a dimension, repeated, or repeated with partial gradients.
 
-The class of a layer declares a placement for each of its parameters; an axis that it does not name repeats the parameter. Which part a rank
-holds, whose copy counts, and what is summed over which ranks all follow from the placement and the rank's coordinates.
+The class of a layer declares a placement for each of its parameters; an axis that it does not name repeats the parameter. The placement and
+the rank's coordinates determine the part that a rank holds, the copy that counts, and the sums over ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Shard:
     tiles: bool = False  # parts are padded to whole tiles of a matrix unit, as rows of a vocabulary are
 
     def width(self, length: int, degree: int) -> int:
-        """Length of a part, with padding."""
+        """Returns the length of a part, with padding."""
         return int(vocabulary_rows(length, degree)) if self.tiles else -(-length // degree)
 
 
@@ -38,11 +38,11 @@ class Partial:
 
 
 Placement = Mapping[str, Shard | Replicate | Partial]
-"""By the name of the axis."""
+"""How a tensor lies along each axis, by the axis's name."""
 
 
 DENSE: Placement = {"tensor": Replicate(), "data": Replicate()}
-"""Of a parameter whose layer declares nothing."""
+"""Placement of a parameter whose layer declares nothing."""
 
 
 def resolved(declared: Placement, degrees: Mapping[str, int], tokens: Collection[str]) -> Placement:

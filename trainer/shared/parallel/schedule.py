@@ -1,8 +1,8 @@
 """Pipeline schedules as data: one list of actions per pipeline rank, made by pure functions.
 
-A schedule is built in two steps. The functions here say in which order a rank *computes*; ``trainer.shared.parallel.messages`` then
-inserts what must be communicated for that order to work. The trainer executes the lists, the cost model simulates the same
-lists (``trainer.shared.parallel.simulate``).
+A schedule is built in two steps. The functions here give the order in which a rank *computes*; ``trainer.shared.parallel.messages`` then
+inserts the communication that this order needs. The trainer executes the lists, the cost model simulates the same lists
+(``trainer.shared.parallel.simulate``).
 
 Words: a pipeline rank holds ``chunks`` chunks of the model; the global *stage* of chunk c on rank r is ``c * stages + r``,
 where ``stages`` is the number of pipeline ranks. A micro-batch is *in flight* on a chunk from its forward to the end of its
@@ -19,16 +19,16 @@ from trainer.shared.run.errors import ConfigError, listed, nearest
 
 
 def build(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
-    """The complete schedule: computation and communication of every pipeline rank.
+    """Returns the complete schedule: computation and communication of every pipeline rank.
 
-    ``name`` is one of ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``; only ``interleaved`` takes ``chunks`` > 1.
-    Any number of micro-batches >= 1 works. ``ConfigError`` for an unknown name or an impossible combination.
+    ``name`` is one of ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``; only ``interleaved`` takes ``chunks`` > 1. Any number of
+    micro-batches >= 1 works. Raises ``ConfigError`` for an unknown name or an impossible combination.
     """
     return add_communication(compute_order(name, stages, chunks, micro_batches))
 
 
 def compute_order(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
-    """Only the computation of each rank, in order."""
+    """Returns only the computation of each rank, in order."""
     if name not in ORDERS:
         raise ConfigError(f"layout.schedule={name} is not one of {listed(ORDERS)}{nearest(name, ORDERS)}")
     if min(stages, chunks, micro_batches) < 1:
@@ -39,13 +39,13 @@ def compute_order(name: str, stages: int, chunks: int, micro_batches: int) -> Sc
 
 
 def gpipe(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
-    """All forwards, then all backwards (Huang et al. 2019). In flight: every micro-batch."""
+    """Yields all forwards, then all backwards (Huang et al. 2019). In flight: every micro-batch."""
     yield from (Action(Kind.FORWARD, 0, m) for m in range(micro_batches))
     yield from (Action(Kind.BACKWARD, 0, m) for m in range(micro_batches))
 
 
 def one_forward_one_backward(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
-    """1F1B (Narayanan et al. 2019): just enough forwards to fill the pipeline, then one backward per forward.
+    """Yields 1F1B (Narayanan et al. 2019): just enough forwards to fill the pipeline, then one backward per forward.
 
     In flight on rank r: at most ``stages - r``.
     """
@@ -55,7 +55,7 @@ def one_forward_one_backward(rank: int, stages: int, chunks: int, micro_batches:
 
 
 def interleaved(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
-    """Interleaved 1F1B (Narayanan et al. 2021, section 2.2): groups of ``stages`` micro-batches visit one chunk after another.
+    """Yields interleaved 1F1B (Narayanan et al. 2021, section 2.2): groups of ``stages`` micro-batches visit one chunk after another.
 
     Warm-up is ``2 (stages - 1 - r) + (chunks - 1) stages`` forwards. Micro-batches that do not fill the last group are run as
     if the group were full and the missing ones took no time: dropping whole micro-batches from an order without deadlock
@@ -75,7 +75,7 @@ def interleaved(rank: int, stages: int, chunks: int, micro_batches: int) -> Iter
 
 
 def zero_bubble(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
-    """ZB-H1 (Qi et al. 2023, section 3): 1F1B whose backward is split in input gradient and weight gradient.
+    """Yields ZB-H1 (Qi et al. 2023, section 3): 1F1B whose backward is split into input gradient and weight gradient.
 
     The next rank waits only for the input gradient; rank r puts off each weight gradient by r micro-batches, which fills the
     idle time at the end. In flight: at most ``stages`` on every rank, the maximum of 1F1B. For equal stages the idle time is
@@ -97,7 +97,7 @@ ORDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": inter
 
 
 def in_flight(actions: Sequence[Action]) -> int:
-    """The most (chunk, micro-batch) pairs whose activations one rank holds at once, for its list of actions."""
+    """Returns the largest number of (chunk, micro-batch) pairs whose activations one rank holds at once, for its list of actions."""
     held = peak = 0
     for action in actions:
         held += action.kind is Kind.FORWARD
@@ -107,7 +107,7 @@ def in_flight(actions: Sequence[Action]) -> int:
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> Iterator[Action]:
-    """``warm_up`` forwards, then forward and backward in turn, then the remaining backwards."""
+    """Yields ``warm_up`` forwards, then forward and backward in turn, then the remaining backwards."""
     warm_up = min(warm_up, len(forwards))
     yield from forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards):

@@ -4,10 +4,10 @@ Parameters, gradients and optimizer states each have a sharding factor over the 
 ``params <= grads <= optimizer <= data``, each dividing the next. So the data index of a rank is read as a number in a mixed
 radix whose digits are *levels*:
 
-    level      ranks in a group       stride        what the collective over it does
+    level      ranks in a group       stride        effect of the collective over it
     params     params                 1             gathers parameters; reduce-scatters gradients first
     grads      grads / params         params        reduce-scatters gradients further
-    optimizer  optimizer / grads      grads         reduce-scatters what one optimizer shard needs
+    optimizer  optimizer / grads      grads         reduce-scatters down to optimizer shards
     replicas   data / optimizer       optimizer     all-reduces equal shards
 
 Level ``params`` is a run of neighbours (inside a node first). Each shard lies inside the rank's shard of the level before, so
@@ -16,7 +16,7 @@ ZeRO-1 (1, 1, d), ZeRO-2 (1, d, d), ZeRO-3 (d, d, d); equal factors below d are 
 level each of them is a single collective.
 
 Tensors live in flat buckets, filled in backward order so that a bucket is complete as early as possible. A bucket is cut in
-equal contiguous shards that ignore parameter borders, which is what lets every level use reduce-scatter and all-gather.
+equal contiguous shards that ignore parameter borders, so every level can use reduce-scatter and all-gather.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ WHOLE_TILES = 128
 
 
 def vocabulary_rows(vocab: Any, tensor: Any) -> Any:
-    """Rows of embedding and head on each of ``tensor`` ranks, numbers or arrays: padded to whole tiles, unless that adds more than an
-    eighth."""
+    """Returns the rows of embedding and head on each of ``tensor`` ranks, numbers or arrays: padded to whole tiles, unless that adds more
+    than an eighth."""
     rows = -(-vocab // tensor)
     padding = -rows % WHOLE_TILES
     return rows + padding * (8 * padding <= rows)
@@ -52,7 +52,7 @@ class Level:
     stride: int
 
     def digit(self, data_index: int) -> int:
-        """Which of the level's pieces a rank owns, which is also its position in the level's group."""
+        """Returns which of the level's pieces a rank owns, which is also its position in the level's group."""
         return data_index // self.stride % self.size
 
 
@@ -72,13 +72,13 @@ class Factors:
 
     @classmethod
     def of(cls, layout: LayoutConfig) -> Factors:
-        """The factors of a resolved layout."""
+        """Returns the factors of a resolved layout."""
         sharding = layout.sharding
         return cls(sharding.params, sharding.grads, sharding.optimizer, layout.data or 1)
 
     @property
     def levels(self) -> tuple[Level, Level, Level, Level]:
-        """params, grads, optimizer, replicas: their sizes multiply to ``data``."""
+        """Returns params, grads, optimizer, replicas: their sizes multiply to ``data``."""
         return (
             Level("params", self.params, 1),
             Level("grads", self.grads // self.params, self.params),
@@ -87,7 +87,7 @@ class Factors:
         )
 
     def shard(self, state: str, data_index: int, numel: int) -> range:
-        """The elements of a flat buffer of ``numel`` that a rank owns of ``params``, ``grads`` or ``optimizer`` state.
+        """Returns the elements of a flat buffer of ``numel`` that a rank owns of ``params``, ``grads`` or ``optimizer`` state.
 
         ``numel`` must be a multiple of the factor.
         """
@@ -130,7 +130,7 @@ class Bucket:
     numel: int
 
     def pieces(self, owned: range) -> list[Piece]:
-        """The parts of parameters that lie in ``owned`` (of the bucket), in order, without padding."""
+        """Returns the parts of parameters that lie in ``owned`` (of the bucket), in order, without padding."""
         found = []
         for slot in self.slots:
             start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
@@ -140,7 +140,7 @@ class Bucket:
 
 
 def plan_buckets(sizes: Iterable[tuple[str, int]], capacity: int, shards: int, alone: Collection[str] = ()) -> list[Bucket]:
-    """Pack parameters into buckets of about ``capacity`` elements.
+    """Packs parameters into buckets of about ``capacity`` elements.
 
     ``sizes`` are (name, elements) in backward order. A bucket is closed by the parameter that fills it, so a large parameter
     is never split over buckets. ``shards`` is the largest factor that cuts a bucket. A name in ``alone`` gets its own bucket:
@@ -162,7 +162,7 @@ def plan_buckets(sizes: Iterable[tuple[str, int]], capacity: int, shards: int, a
 
 
 def _closed(parameters: Sequence[tuple[str, int]], shards: int) -> list[Bucket]:
-    """The bucket of these parameters, or none for none."""
+    """Returns the bucket of these parameters, or no bucket for no parameters."""
     slots, end = [], 0
     for name, numel in parameters:
         start = _round_up(end, ALIGNMENT)

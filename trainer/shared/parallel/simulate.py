@@ -35,24 +35,24 @@ class Times:
 
     @classmethod
     def equal(cls, total: int, forward: float = 1.0, input_grad: float = 1.0, weight_grad: float = 1.0, send: float = 0.0) -> Times:
-        """The same times for all ``total`` global stages; a full backward is input gradient plus weight gradient."""
+        """Returns the same times for all ``total`` global stages; a full backward is input gradient plus weight gradient."""
         backward = input_grad + weight_grad
         return cls(*([value] * total for value in (forward, backward, input_grad, weight_grad, send)))
 
     def of(self, action: Action, stage: int) -> float:
-        """Seconds of a computation, gather or reduction on a global stage."""
+        """Returns the seconds of a computation, gather or reduction on a global stage."""
         values: Sequence[float] = getattr(self, action.kind.value)
         return values[stage] if values else 0.0
 
     def transfer(self, receive: Action, stage: int) -> float:
-        """Seconds of the transfer that ``receive`` on ``stage`` waits for."""
+        """Returns the seconds of the transfer that ``receive`` on ``stage`` waits for."""
         boundary = stage - 1 if receive.kind is Kind.RECV_FORWARD else stage
         return self.send[boundary] if self.send else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When an action ran. A send and its receive share the span of the transfer."""
+    """The start and end of an action. A send and its receive share the span of the transfer."""
 
     action: Action
     start: float
@@ -60,21 +60,21 @@ class Span:
 
 
 class Deadlock(ValueError):
-    """The schedule cannot finish; the message names what each stuck rank waits for."""
+    """The schedule cannot finish; the message names the action at which each rank is stuck."""
 
 
 def simulate(schedule: Schedule, times: Times) -> list[list[Span]]:
-    """Start and end of every action, in the order of ``schedule``, from 0.0. ``Deadlock`` if it cannot finish."""
+    """Returns the start and end of every action, in the order of ``schedule``, from 0.0. Raises ``Deadlock`` if it cannot finish."""
     return _Simulation(schedule, times).run()
 
 
 def makespan(spans: Sequence[Sequence[Span]]) -> float:
-    """When the last action ends."""
+    """Returns the end of the last action."""
     return max((span.end for rank in spans for span in rank), default=0.0)
 
 
 def idle_fraction(spans: Sequence[Sequence[Span]]) -> float:
-    """Share of ranks x makespan in which no rank computes: the pipeline bubble.
+    """Returns the share of ranks x makespan in which no rank computes: the pipeline bubble.
 
     For equal stages and free transfers (p-1)/(m+p-1) for GPipe and 1F1B, (p-1)/(v m + p-1) interleaved (Narayanan et al. 2021).
     """
@@ -115,7 +115,7 @@ class _Simulation:
         return [[span for span in rank if span is not None] for rank in self.spans]
 
     def _advance(self, rank: int) -> None:
-        """Run a rank until it must wait for a tensor."""
+        """Runs a rank until it must wait for a tensor."""
         actions = self.schedule[rank]
         while self.at[rank] < len(actions):
             i, action = self.at[rank], actions[self.at[rank]]
@@ -133,7 +133,7 @@ class _Simulation:
             self.at[rank] += 1
 
     def _compute(self, rank: int, i: int, action: Action) -> bool:
-        """Run a computation if the arrival time of its input is known; else False."""
+        """Runs a computation if the arrival time of its input is known; else returns False."""
         ready = max(self.clock[rank], self.gathered.get((rank, action.chunk), 0.0))
         if needed := needed_by(action, rank, self.stages, self.total):
             if (rank, needed[0]) not in self.arrived:
@@ -144,7 +144,7 @@ class _Simulation:
         return True
 
     def _overlap(self, rank: int, i: int, action: Action) -> None:
-        """Run a gather or reduction. It delays a computation only if that needs the gathered parameters."""
+        """Runs a gather or reduction. It delays a computation only if that needs the gathered parameters."""
         start = max(self.clock[rank], self.side_clock[rank])
         end = self.side_clock[rank] = start + self.times.of(action, self._stage(rank, action))
         self.spans[rank][i] = Span(action, start, end)
@@ -152,7 +152,7 @@ class _Simulation:
             self.gathered[rank, action.chunk] = end
 
     def _transfer(self, source: int, target: int) -> None:
-        """Run every transfer in this direction whose send and receive have both been issued."""
+        """Runs every transfer in this direction whose send and receive have both been issued."""
         channel = self._channel(source, target)
         while channel.done < min(len(channel.sent), len(channel.posted)):
             (sent, i), (posted, j) = channel.sent[channel.done], channel.posted[channel.done]

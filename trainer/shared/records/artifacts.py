@@ -1,11 +1,12 @@
-"""An artifact: what a stage makes and others take. A folder with a manifest, ``artifact.json``, which is written last and in one step.
+"""An artifact: the output of a stage and the input of others. A folder with a manifest, ``artifact.json``, which is written last and in one
+step.
 
-A folder without a whole manifest is no artifact: its stage was killed, or is still at work. So is one that lacks a file, or in which
-one has another size than the manifest says. The digest names the content: it is made from the SHA-256 of every file.
+A folder without a whole manifest is not an artifact: its stage was killed, or is still running. The same holds if a file is missing, or its
+size differs from that in the manifest. The digest names the content: it is made from the SHA-256 of every file.
 
-Some folders have a manifest of their own, which says enough: a corpus of ``trireme prepare`` its ``index.json``, a checkpoint its
-``manifest.json``. ``find_artifact`` takes these too, and weights of others: a Hugging Face folder, a GGUF file. Of these it does not
-read what may be hundreds of gigabytes: names, sizes and times of change of the files stand for them.
+Some folders have a manifest of their own that suffices: a corpus of ``trireme prepare`` its ``index.json``, a checkpoint its
+``manifest.json``. ``find_artifact`` takes these too, and weights from elsewhere: a Hugging Face folder, a GGUF file. It does not read the
+content of those, which may be hundreds of gigabytes: names, sizes and times of change of the files stand for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FORMAT = 1
 MANIFEST = ARTIFACT
 CHECKPOINT_MANIFEST, MODEL_CONFIG = "manifest.json", "config.json"
 GGUF, GGUF_FILE = ".gguf", "model.gguf"
-"""How the name of such a file ends, and what it is called in an artifact."""
+"""The suffix of such a file's name, and its name in an artifact."""
 METRICS_FILE = "metrics.json"
 """The figures of an evaluation."""
 FETCHED = "tasks.json"
@@ -38,13 +39,13 @@ CHECKPOINT_NAME = re.compile(r"step-(?P<step>\d+)-start-(?P<start>\d+)")
 """Folder of an artifact's checkpoints, as of a trial's."""
 BLOCK = 1 << 20
 NOT_SHAPE = ("dropout", "attention", "init_std")
-"""Fields of a model in which a run may differ from a checkpoint that it reads."""
+"""Fields of a model in which a run may differ from the checkpoint that it reads."""
 OTHER_BASE = "give the model of the base, or another tune.base"
-"""What to do where a base is of another model."""
+"""Remedy where the base has another model."""
 
 
 class ArtifactKind(str, Enum):
-    """What an artifact is."""
+    """The kind of an artifact."""
 
     CORPUS = "corpus"
     CHECKPOINT = "checkpoint"
@@ -57,7 +58,8 @@ class ArtifactKind(str, Enum):
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a manifest says. ``inputs`` are the identities of what it was made from, ``files`` the bytes of each file by its path inside."""
+    """The content of a manifest. ``inputs`` are the identities of the artifacts it was made from, ``files`` the bytes of each file by its
+    path inside."""
 
     kind: ArtifactKind
     digest: str
@@ -67,7 +69,8 @@ class Artifact:
 
 
 def write_artifact(folder: Path, kind: ArtifactKind, made_by: str, inputs: Mapping[str, str] | None = None) -> Artifact:
-    """Declare ``folder`` complete, after the last write to it. Reads every file once. ``OSError`` if it cannot be read or written."""
+    """Declares ``folder`` complete, after the last write to it. Reads every file once. Raises ``OSError`` if it cannot be read or
+    written."""
     names = _files(folder)
     sizes = {name: (folder / name).stat().st_size for name in names}
     made = Artifact(kind, content_digest(folder, names), made_by, dict(inputs or {}), sizes)
@@ -77,7 +80,8 @@ def write_artifact(folder: Path, kind: ArtifactKind, made_by: str, inputs: Mappi
 
 
 def read_artifact(folder: Path) -> Artifact | None:
-    """The artifact in ``folder``; None if its manifest is missing, torn or of another version, or files are missing or cut."""
+    """Reads the artifact in ``folder``; returns None if its manifest is missing, torn or of another version, or files are missing or
+    cut."""
     data = read_json(folder / MANIFEST)
     made = None if data is None else _parse(data)
     if made is None or any(_size(folder / name) != size for name, size in made.files.items()):
@@ -86,7 +90,7 @@ def read_artifact(folder: Path) -> Artifact | None:
 
 
 def find_artifact(folder: Path) -> Artifact | None:
-    """``read_artifact``, or what a folder is by the manifest of its own kind, whose digest it then has, or by its weights."""
+    """Returns ``read_artifact``, or an artifact recognised by the manifest of its own kind, whose digest it then has, or by its weights."""
     if folder.suffix == GGUF and folder.is_file():
         return _recognised(ArtifactKind.GGUF, folder)
     if (made := read_artifact(folder)) is not None:
@@ -104,15 +108,15 @@ def find_artifact(folder: Path) -> Artifact | None:
 
 
 def checkpoint_order(path: Path) -> tuple[int, int] | None:
-    """By which the newest of a run's checkpoints is the largest: its start, then its step. A start from scratch in a used folder is newer
-    than what lies there, though of fewer steps. None for another name."""
+    """Returns the key by which the newest of a run's checkpoints is the largest: its start, then its step. A start from scratch in a used
+    folder is newer than the files there, though of fewer steps. None for another name."""
     named = CHECKPOINT_NAME.fullmatch(path.name)
     return named and (int(named["start"]), int(named["step"]))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """A checkpoint by its own folder, that of a run's checkpoints, the run's (a trial's), or an artifact: of the last start that saved one,
-    that of the most steps."""
+    """Finds the newest checkpoint in its own folder, that of a run's checkpoints, the run's (a trial's), or an artifact: of the last start
+    that saved one, that of the most steps."""
     found = [path for place in (folder, folder / CHECKPOINTS) for path in sorted(place.glob(f"step-*/{CHECKPOINT_MANIFEST}"))]
     if not found and read_json(folder / CHECKPOINT_MANIFEST) is not None:
         return folder
@@ -120,7 +124,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def checkpoint_facts(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint in ``folder`` and its manifest. ``ConfigError`` when there is none, or it cannot be read."""
+    """Returns the newest checkpoint in ``folder`` and its manifest. Raises ``ConfigError`` when there is none, or it cannot be read."""
     checkpoint = newest_checkpoint(folder)
     manifest = None if checkpoint is None else read_json(checkpoint / CHECKPOINT_MANIFEST)
     if checkpoint is None or manifest is None or not isinstance(manifest.get("model"), dict):
@@ -131,8 +135,8 @@ def checkpoint_facts(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def check_model_of(checkpoint: Path, saved: Mapping[str, Any], model: ModelConfig, remedy: str) -> None:
-    """``ConfigError`` with ``remedy`` if a resolved ``model`` has not the weights of the one in a checkpoint's manifest, or longer rows
-    than these were made for; shorter ones take the first positions."""
+    """Raises ``ConfigError`` with ``remedy`` if a resolved ``model`` does not have the weights of the one in a checkpoint's manifest, or
+    has longer rows than these were made for; shorter ones take the first positions."""
     for name, value in asdict(model).items():
         if name == "seq" and value > saved["seq"]:
             raise ConfigError(
@@ -144,7 +148,7 @@ def check_model_of(checkpoint: Path, saved: Mapping[str, Any], model: ModelConfi
 
 
 def content_digest(folder: Path, names: list[str]) -> str:
-    """SHA-256 over names and contents of files."""
+    """Returns the SHA-256 over names and contents of files."""
     digest = hashlib.sha256()
     for name in names:
         content = hashlib.sha256()
@@ -156,7 +160,7 @@ def content_digest(folder: Path, names: list[str]) -> str:
 
 
 def _files(folder: Path) -> list[str]:
-    """Paths of all files, from ``folder``, sorted; the manifest and what is hidden (locks, work in progress) left out."""
+    """Lists the paths of all files, relative to ``folder``, sorted, without the manifest and hidden files (locks, work in progress)."""
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -175,7 +179,7 @@ def _parse(data: Mapping[str, Any]) -> Artifact | None:
 
 
 def _recognised(kind: ArtifactKind, *files: Path, manifest: Path | None = None) -> Artifact:
-    """What is known by the content of ``manifest`` and the state of ``files``."""
+    """Returns an artifact identified by the content of ``manifest`` and the state of ``files``."""
     digest = hashlib.sha256(manifest.read_bytes() if manifest is not None else b"")
     for path in files:
         state = path.stat()

@@ -10,7 +10,7 @@ _DRIVERS = ("/sys/module/nvidia/version", "/sys/module/amdgpu/version")
 
 
 def environment() -> dict[str, str]:
-    """Words by name, of the process that asks; what it has not is left out."""
+    """Returns the environment of this process, by name; unknown entries are left out."""
     found = {"python": platform.python_version(), "driver": _driver(), "modules": os.environ.get("LOADEDMODULES", "")}
     return {name: words for name, words in found.items() if words}
 

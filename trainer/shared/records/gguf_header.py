@@ -1,6 +1,6 @@
 """The header of a GGUF file, read with the standard library alone: its fields, the names of its tensors, and the model that they describe.
 
-Form: ggml's docs/gguf.md. Numbers are little-endian; a text is its length and UTF-8; a tensor its name, shape, type and place.
+Form: ggml's docs/gguf.md. Numbers are little-endian; a text is its length and UTF-8; a tensor its name, shape, type and offset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNDERSTOOD = {
     *LENGTHS.values(), "vocab_size", "rope.freq_base", "rope.scaling.type", "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon", "attention.causal", "tensor_data_layout", "attention.key_length",
 }  # fmt: skip
-"""Fields of an architecture that are read, or say what holds for every model here."""
+"""Fields of an architecture that are read, or whose value is the same for every model here."""
 SCALED = {"none": {}, "linear": {"factor": "factor"}, "yarn": {"factor": "factor", "original": "original_context_length"}}
 """Keys of ``model.rope`` by ``rope.scaling.type``, and their fields behind ``rope.scaling.``."""
 BIASES = {"qkv": "attn_qkv attn_q", "output": "attn_output", "up": "ffn_up", "down": "ffn_down"}
@@ -30,11 +30,11 @@ BIASES = {"qkv": "attn_qkv attn_q", "output": "attn_output", "up": "ffn_up", "do
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 MOST_BYTES = 1 << 26
-"""A single text is not longer: whoever says so is torn."""
+"""The longest plausible text: a header with a longer one is damaged."""
 
 
 def read_header(source: Path) -> tuple[dict[str, Any], set[str]]:
-    """Fields and names of tensors; ``ConfigError`` if they cannot be read."""
+    """Reads the fields and names of tensors. Raises ``ConfigError`` if they cannot be read."""
     try:
         with source.open("rb") as file:
             if _bytes(file, 4) != b"GGUF" or _number(file, "I") not in (2, 3):
@@ -47,7 +47,7 @@ def read_header(source: Path) -> tuple[dict[str, Any], set[str]]:
 
 
 def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> ResolvedModelConfig:
-    """The model that a header describes; ``ConfigError`` if it is none that is trained here."""
+    """Returns the model that a header describes. Raises ``ConfigError`` if that is not trained here."""
     architecture = fields.get("general.architecture")
     families = {family.gguf: family for family in reversed(FAMILIES.values()) if family.gguf}  # of several, the first
     family = families.get(str(architecture))
@@ -78,7 +78,7 @@ def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> Reso
 
 
 def _length(fields: Mapping[str, Any], name: str, source: Path, default: int | None = None) -> int:
-    """A number of the header. The form allows one for each layer instead: those must be equal."""
+    """Returns a number of the header. The format allows one for each layer instead: those must be equal."""
     value = fields.get(name, default)
     numbers = set(value) if isinstance(value, list) else {value}
     if numbers <= {None}:
@@ -89,7 +89,7 @@ def _length(fields: Mapping[str, Any], name: str, source: Path, default: int | N
 
 
 def _scaling(fields: Mapping[str, Any], prefix: str, source: Path) -> dict[str, Any]:
-    """The keys of ``model.rope``."""
+    """Returns the keys of ``model.rope``."""
     kind = str(fields.get(f"{prefix}type", "none"))
     if kind not in SCALED:
         raise ConfigError(f"{source}: rope.scaling.type={kind!r} cannot be imported; use {', '.join(SCALED)}")
@@ -98,8 +98,8 @@ def _scaling(fields: Mapping[str, Any], prefix: str, source: Path) -> dict[str, 
 
 
 def _check_understood(fields: Mapping[str, Any], prefix: str, head: int, source: Path, known: set[str]) -> None:
-    """Raises ``ConfigError`` for a field of the architecture that would make another model than the one that is read here. One that is off
-    (0, false) makes none."""
+    """Raises ``ConfigError`` for a field of the architecture that would make another model than the one read here. A field that is off (0,
+    false) would not."""
     widths = dict.fromkeys(("rope.dimension_count", "attention.value_length"), head)
     for name, value in fields.items():
         key = name.removeprefix(prefix)
@@ -110,7 +110,7 @@ def _check_understood(fields: Mapping[str, Any], prefix: str, head: int, source:
 
 
 def _shortest(value: float) -> float:
-    """What was written, not its nearest single: the number of fewest digits that is the same in single precision."""
+    """Returns the shortest number that is the same in single precision: the one that was written."""
     single = struct.pack("<f", value)
     return next(short for digits in range(1, 18) if struct.pack("<f", short := float(f"{value:.{digits}g}")) == single)
 
@@ -140,7 +140,7 @@ def _value(file: IO[bytes], kind: int) -> Any:
 
 
 def _tensor(file: IO[bytes]) -> str:
-    """Its name; shape (64 bits each), type (32) and place (64) are passed over."""
+    """Returns a tensor's name; skips shape (64 bits each), type (32) and offset (64)."""
     name = _text(file)
     _bytes(file, 8 * _number(file, "I") + 12)
     return name

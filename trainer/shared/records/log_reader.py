@@ -1,4 +1,4 @@
-"""What the log of a trainer that is not ours says: patterns whose groups carry their unit, checked and applied."""
+"""Reads the log of another trainer: patterns whose groups carry their unit, checked and applied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.shared.run.errors import ConfigError, listed, nearest
 
 SECONDS = {"seconds": 1.0, "milliseconds": 1e-3}
 INTERVALS = {f"interval_{name}": unit for name, unit in SECONDS.items()}
-"""Times of all steps since the line before that told of one, or of ``COUNT`` steps where the line says how many."""
+"""Times of all steps since the previous line with a time, or of ``COUNT`` steps where the line gives their number."""
 COUNT = "interval_steps"
 BYTES = {"memory_gb": 1e9, "memory_gib": 2.0**30, "memory_mb": 1e6, "memory_mib": 2.0**20}
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\0")
@@ -37,12 +37,12 @@ COMMON_FAILURES = {
     Reason.COMMUNICATION.value: [r"NCCL (WARN|error)", r"ncclInternalError", r"DistBackendError", r"Connection (reset|closed) by peer",
                                   r"Watchdog caught collective"],
 }  # fmt: skip
-"""What the programs say that most trainers are built on (PyTorch, NCCL, argparse, click, Hydra, HfArgumentParser). A profile's own
+"""Messages of the programs that most trainers are built on (PyTorch, NCCL, argparse, click, Hydra, HfArgumentParser). A profile's own
 patterns come first."""
 
 
 def check_patterns(log: list[str], failures: Mapping[str, list[str]], success: str | None, where: str) -> None:
-    """``ConfigError`` for patterns that cannot be read, that name nothing, or whose unit is missing."""
+    """Raises ``ConfigError`` for patterns that cannot be read, that name nothing, or whose unit is missing."""
     found: set[str] = set()
     for index, text in enumerate(log):
         groups = set(compiled(text, f"{where}log[{index}]").groupindex)
@@ -69,7 +69,7 @@ def check_patterns(log: list[str], failures: Mapping[str, list[str]], success: s
 
 
 def compiled(text: str, where: str) -> re.Pattern[str]:
-    """``ConfigError`` for what is no regular expression."""
+    """Compiles a regular expression. Raises ``ConfigError`` if it is invalid."""
     try:
         return re.compile(text)
     except re.error as error:
@@ -77,7 +77,7 @@ def compiled(text: str, where: str) -> re.Pattern[str]:
 
 
 def plain(line: str) -> str:
-    """Without what colours a terminal and moves its cursor, and without the zero bytes of UTF-16."""
+    """Removes a terminal's colour and cursor codes, and the zero bytes of UTF-16."""
     return _TERMINAL.sub("", line)
 
 
@@ -88,7 +88,7 @@ def _unknown_group(name: str) -> str:
 
 
 class LogReader:
-    """Steps from the lines of a log. Groups of a line without ``step`` belong to the step that was named last. Where no pattern has a
+    """Reads steps from the lines of a log. Groups of a line without ``step`` belong to the step that was named last. Where no pattern has a
     ``step``, every line with a loss is one."""
 
     def __init__(self, patterns: list[str], tokens_per_step: int, sequences_per_step: int, ranks: int):
@@ -97,16 +97,17 @@ class LogReader:
         self._numbered = any("step" in pattern.groupindex for pattern in self._patterns)
         self._counted = 0
         self.told: dict[str, Any] = {}  # groups of the step that is not complete
-        self._came: tuple[int, float] | None = None  # the first step of those that came last at one time, and when
+        self._came: tuple[int, float] | None = None  # the first step of the last ones that arrived together, and when
         self._before: int | None = None  # the step completed last
         self.peak_memory_bytes: float | None = None
 
     def take(self, line: str, now: float) -> dict[str, Any] | None:
-        """The step that ``line`` completes, by naming the next one: ``{"step", "loss", "grad_norm", "step_time_s"}``; values not told are
-        None.
+        """Returns the step that ``line`` completes, by naming the next one: ``{"step", "loss", "grad_norm", "step_time_s"}``; missing
+        values are None.
 
-        ``now``: when it came, seconds of a steady clock. Where the log tells no time, that between the first lines of two steps counts; of
-        steps that came at one time, from a buffer, the first one has the mean since the last time, and the others have none.
+        ``now``: the line's arrival, in seconds of a steady clock. Where the log gives no time, the time between the first lines of two
+        steps counts; of steps that arrived together, from a buffer, the first one has the mean since the last arrival, and the others have
+        none.
         """
         groups: dict[str, float] = {}
         for pattern in self._patterns:
@@ -125,7 +126,7 @@ class LogReader:
         return done
 
     def rest(self) -> dict[str, Any] | None:
-        """The step that is not completed by another, at the log's end."""
+        """Returns the last step of the log, which no other step completes."""
         done, self.told = self._completed(), {}
         return done
 
@@ -144,7 +145,7 @@ class LogReader:
         return {"step": step, "loss": told.get("loss"), "grad_norm": told.get("grad_norm"), "step_time_s": self._seconds(told)}
 
     def _seconds(self, told: Mapping[str, Any]) -> float | None:
-        """A time of 0, or one that is no number, is none: what was too short to print must not win."""
+        """Returns the step's time; None for 0 or a value that is not finite: a time too short to print must not win."""
         work = {"tokens_per_s": self._tokens, "tokens_per_s_per_rank": self._tokens / self._ranks, "samples_per_s": self._sequences}
         times = [told[name] * unit for name, unit in SECONDS.items() if name in told]
         times += [told[name] * unit / (told[COUNT] or math.nan) for name, unit in INTERVALS.items() if name in told]
@@ -154,14 +155,14 @@ class LogReader:
 
 
 def _is_cut(match: re.Match[str]) -> bool:
-    """True where the number of a step is only the beginning of another one: ``step: 120`` of ``step: 120.05``, milliseconds."""
+    """Returns True where the number of a step is only the beginning of another one: ``step: 120`` of ``step: 120.05``, milliseconds."""
     end = match.end("step") if "step" in match.re.groupindex else -1
     return end > 0 and _FRACTION.match(match.string, end) is not None
 
 
 def _numbers(found: Mapping[str, str]) -> dict[str, float]:
-    """What one pattern read. Nothing where its step is no number: the words stand for something else there. A loss that is no number
-    was not told; a time that is none was, and is not known. ``ConfigError`` for a decimal comma."""
+    """Returns the numbers that one pattern read; none if its step is not a number, since the words stand for something else there. A loss
+    or gradient norm that is not a number is left out; a time is kept as NaN. Raises ``ConfigError`` for a decimal comma."""
     numbers = {name: _number(name, text) for name, text in found.items()}
     step = numbers.get("step", 0.0)
     if step is None or not math.isfinite(step):
@@ -174,7 +175,8 @@ def _numbers(found: Mapping[str, str]) -> dict[str, float]:
 
 
 def _number(name: str, text: str) -> float | None:
-    """``1,234.5``, ``11.5K``, ``nan``; None for what is no number. A comma that does not part thousands would be guessed at."""
+    """Parses ``1,234.5``, ``11.5K``, ``nan``; returns None for anything else. A comma that does not separate thousands would be
+    ambiguous."""
     digits, factor = text.strip().rstrip(",;"), 1.0
     if digits[-1:] in THOUSANDS and digits[-1:]:
         digits, factor = digits[:-1], THOUSANDS[digits[-1]]

@@ -2,11 +2,11 @@
 
 format, step, attempt     of this file; completed steps; the attempt that saved them
 model                     its shape
-data                      seed and name of what was trained on, the global batch, the length of a row; null for an imported model
-tune                      method, base and its identity, where only what was tuned is in it (``trainer.checkpoint.tuned``)
+data                      seed and name of the training data, the global batch, the length of a row; null for an imported model
+tune                      method, base and its identity, where it holds only the tuned parameters (``trainer.checkpoint.tuned``)
 extra                     samples (consumed), updates (of the optimizer), loss scale
 files                     name -> bytes
-pieces                    which part of which parameter lies where (``trainer.checkpoint.shards``)
+pieces                    the location of each part of each parameter (``trainer.checkpoint.shards``)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ITEM_BYTES = {"float32": 4, "float64": 8}
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written, or one that was written can no longer be read. The message names the file.
 
-    ``reason``: why the run ends that meets it; by default the folder, which is the user's to mend.
+    ``reason``: why a run that meets it ends; by default the folder, which is the user's to fix.
     """
 
     def __init__(self, message: str, reason: Reason = Reason.CONFIGURATION):
@@ -50,7 +50,7 @@ class FoundCheckpoint:
 
 
 def read_manifest(found: FoundCheckpoint) -> dict[str, Any]:
-    """The manifest of a committed checkpoint, consistent, with all files present in full; ``CheckpointError`` otherwise."""
+    """Reads the manifest of a committed checkpoint, consistent, with all files present in full. Raises ``CheckpointError`` otherwise."""
     try:
         manifest = json.loads((found.path / MANIFEST).read_text())
     except FileNotFoundError:
@@ -74,11 +74,11 @@ def read_manifest(found: FoundCheckpoint) -> dict[str, Any]:
 
 
 class _Flaw(Exception):
-    """What is wrong in a manifest."""
+    """A fault in a manifest."""
 
 
 def _value(record: Any, name: str, *kinds: type) -> Any:
-    """``record[name]``, if that is of one of the ``kinds`` (a bool is no number)."""
+    """Returns ``record[name]``, if that is of one of the ``kinds`` (a bool is not a number)."""
     if type(record) is not dict or name not in record:
         raise _Flaw(f"{name} is missing")
     if type(record[name]) not in kinds:
@@ -126,7 +126,7 @@ def _check_tune(tune: dict[str, Any]) -> None:
 
 
 def _check_piece(piece: Any, files: Mapping[str, int]) -> None:
-    """One stored piece: a range of a box of a parameter, in full inside of its file."""
+    """Checks one stored piece: a range of a box of a parameter, in full inside its file."""
     name, file, dtype = (_value(piece, key, str) for key in ("name", "file", "dtype"))
     offset, numel, at = (_value(piece, key, int) for key in ("offset", "numel", "at"))
     shape, region, checksums = _value(piece, "shape", list), _value(piece, "region", list), _value(piece, "crc32", dict)
@@ -142,5 +142,5 @@ def _check_piece(piece: Any, files: Mapping[str, int]) -> None:
 
 
 def _within(side: Any, n: Any) -> bool:
-    """Whether ``side`` is [start, stop] of a dimension of ``n``."""
+    """Returns whether ``side`` is [start, stop] of a dimension of ``n``."""
     return type(n) is int and type(side) is list and [type(i) for i in side] == [int, int] and 0 <= side[0] <= side[1] <= n

@@ -1,4 +1,4 @@
-"""Between ``ModelConfig`` and Hugging Face's ``config.json`` of its family, and what a folder of weights is a model of."""
+"""Converts between ``ModelConfig`` and Hugging Face's ``config.json`` of its family, and finds the model of a folder of weights."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddings", default=None))
 """Keys of every family."""
 TOWERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "speech_config")
-"""Keys of a config.json of a model that sees or hears."""
+"""Keys in the config.json of a model that sees or hears."""
 UNWRITTEN = ("family", "dropout", "init_std", "attention", "experts.imbalance")
-"""Keys that change neither the shape of a model nor what it computes."""
+"""Keys that change neither the shape of a model nor its results."""
 REPEATED = {"sliding_window_size": "sliding_window"}
-"""Keys that say again what another one says."""
+"""Keys that repeat another one."""
 NO_MATTER = re.compile(
     r"_.*|architectures|model_type|auto_map|.*_token_ids?|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|use_bfloat16|"
     r"output_.*|return_dict.*|summary_.*|task_specific_params|(id2label|label2id|num_labels|problem_type|finetuning_task|prefix)|"
@@ -40,7 +40,7 @@ NO_MATTER = re.compile(
 
 
 def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
-    """``config.json`` of a resolved model; ``ConfigError`` if the family's architecture there cannot express it."""
+    """Returns the ``config.json`` of a resolved model. Raises ``ConfigError`` if the family's architecture there cannot express it."""
     check_named(model.family)
     family = FAMILIES[model.family]
     hub = family.hub
@@ -59,7 +59,7 @@ def to_config(model: ResolvedModelConfig) -> dict[str, Any]:
 
 
 def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
-    """The resolved model of a ``config.json``; ``ConfigError`` for an architecture, option or value that we do not have."""
+    """Returns the resolved model of a ``config.json``. Raises ``ConfigError`` for an unsupported architecture, option or value."""
     config = _of_text(config)
     families = {name: family for family in FAMILIES.values() for name in (family.hub.model_type, *family.hub.further_types)}
     family = families.get(str(config.get("model_type")))
@@ -72,7 +72,7 @@ def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
     for key in (*family.hub.keys, *COMMON):
         if key.read:
             given[key.ours] = _read(config, key, family)
-    _model_of(given, family)  # parts reckon with values that are of their types
+    _model_of(given, family)  # parts compute with values of the right types
     for part in family.hub.parts:
         given |= _part(config, part, given)
     model = _model_of(given, family)
@@ -84,7 +84,7 @@ def from_config(config: Mapping[str, Any]) -> ResolvedModelConfig:
 
 
 def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes its text decoder. ``ConfigError`` if there is more than that."""
+    """Returns the part of a config.json that describes its text decoder. Raises ``ConfigError`` if there is more than that."""
     for tower in TOWERS:
         if config.get(tower):
             raise ConfigError(
@@ -97,7 +97,7 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _model_of(given: Mapping[str, Any], family: Family) -> ModelConfig:
-    """The model of keys by their dotted names. ``ConfigError``, with the name in config.json, for a wrong type."""
+    """Makes the model of keys by their dotted names. Raises ``ConfigError``, with the name in config.json, for a wrong type."""
     try:
         return from_dict(ModelConfig, nested(given), "model.")
     except ConfigError as error:
@@ -107,7 +107,7 @@ def _model_of(given: Mapping[str, Any], family: Family) -> ModelConfig:
 
 
 def check_named(family: str) -> None:
-    """``ConfigError`` for a family of which no names of tensors are known."""
+    """Raises ``ConfigError`` for a family without known names of tensors."""
     if not FAMILIES[family].hub.block:
         raise ConfigError(
             f"weights of model.family={family} are neither read nor written here yet; such a model can be planned, with model.from=FOLDER"
@@ -115,8 +115,8 @@ def check_named(family: str) -> None:
 
 
 def read_model(source: Path) -> ResolvedModelConfig:
-    """The model that a JSON file describes, or the ``config.json`` of a folder; ``ConfigError`` if it cannot be read, or is none that we
-    have."""
+    """Reads the model of a JSON file, or of the ``config.json`` of a folder. Raises ``ConfigError`` if it cannot be read, or is not
+    supported."""
     file = source if source.suffix == ".json" and not source.is_dir() else source / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -130,7 +130,8 @@ def read_model(source: Path) -> ResolvedModelConfig:
 
 
 def model_of(folder: Path) -> ResolvedModelConfig:
-    """The model whose weights are in ``folder``, a checkpoint or a Hugging Face folder. ``ConfigError`` if there are none."""
+    """Returns the model whose weights are in ``folder``, a checkpoint or a Hugging Face folder. Raises ``ConfigError`` if there are
+    none."""
     found = find_artifact(folder)
     if found is None or found.kind not in (ArtifactKind.CHECKPOINT, ArtifactKind.HUGGINGFACE):
         what = "nothing that is known" if found is None else f"a {found.kind.value}"
@@ -141,14 +142,14 @@ def model_of(folder: Path) -> ResolvedModelConfig:
 
 
 def to_import(source: Path) -> tuple[Path, ResolvedModelConfig]:
-    """Where the weights to be imported are, a Hugging Face folder or a GGUF file (alone, or ``GGUF_FILE`` of a folder), and their model.
+    """Finds the weights to be imported, a Hugging Face folder or a GGUF file (alone, or ``GGUF_FILE`` of a folder), and their model. Raises
     ``ConfigError`` if there are none that can be read."""
     file = source / GGUF_FILE if (source / GGUF_FILE).is_file() else source
     return file, model_in(*read_header(file), file) if file.suffix == GGUF else _with_weights(file)
 
 
 def _with_weights(folder: Path) -> ResolvedModelConfig:
-    """The model of a folder whose weights are to be read."""
+    """Returns the model of a folder whose weights are to be read."""
     model = read_model(folder)
     check_named(model.family)
     return model
@@ -172,7 +173,7 @@ def _check_expressible(model: ResolvedModelConfig, family: Family) -> None:
 
 
 def check_same(values: Mapping[str, Any], back: Mapping[str, Any], family: Family) -> None:
-    """Raises ``ConfigError`` for the first of a model's keys that the written form, read back, says otherwise."""
+    """Raises ``ConfigError`` for the first of a model's keys that differs when the written form is read back."""
     for name, value in values.items():
         if name in UNWRITTEN or value == back[name] or (name == "biases" and {*value} == {*back[name]}):
             continue
@@ -184,7 +185,7 @@ def check_same(values: Mapping[str, Any], back: Mapping[str, Any], family: Famil
 
 
 def _read(config: Mapping[str, Any], key: ConfigKey, family: Family) -> Any:
-    """The value of a key of ours. ``ConfigError`` if there is none, or it is a word that is not known."""
+    """Returns the value of a key of ours. Raises ``ConfigError`` if there is none, or it is an unknown word."""
     name = key.older if key.older is not None and key.theirs not in config else key.theirs
     default = next(iter(key.words.values()), key.default)
     if name not in config and default is ALWAYS:
@@ -208,7 +209,7 @@ def _part(config: Mapping[str, Any], part: Part, given: Mapping[str, Any]) -> di
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"rope.kind": 1}`` as ``{"rope": {"kind": 1}}``."""
+    """Turns ``{"rope.kind": 1}`` into ``{"rope": {"kind": 1}}``."""
     found: dict[str, Any] = {}
     for name, value in flat.items():
         section, _, key = name.rpartition(".")
@@ -217,8 +218,8 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_understood(config: Mapping[str, Any], family: Family) -> None:
-    """Raises ``ConfigError`` for a key that may make another model than the one that is read here. One that is off (null, false, empty)
-    makes none."""
+    """Raises ``ConfigError`` for a key that may make another model than the one read here. A key that is off (null, false, empty)
+    cannot."""
     keys = (*family.hub.keys, *COMMON)
     known = {key.theirs for key in keys} | {key.older for key in keys} | {*family.hub.constants, *family.hub.expected}
     known |= {name for part in family.hub.parts for name in part.names}
@@ -232,7 +233,7 @@ def _check_understood(config: Mapping[str, Any], family: Family) -> None:
 
 
 def _refuse(config: Mapping[str, Any], **required: Any) -> None:
-    """``ConfigError`` for an option that is set to anything but the only value that we have."""
+    """Raises ``ConfigError`` for an option that is set to anything but the only supported value."""
     for name, value in required.items():
         if config.get(name) not in (None, value):
             raise ConfigError(f"{name}={config[name]!r} cannot be imported; only {value!r} is trained here")

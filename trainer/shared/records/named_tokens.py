@@ -1,4 +1,4 @@
-"""Which tokens end, begin and fill a text, as the files beside a model's weights and its tokenizer say."""
+"""Finds the tokens that end, begin and fill a text in the files that come with a model's weights and its tokenizer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainer.shared.run.errors import ConfigError
 
 SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
 NAMING = (GENERATION, MODEL_CONFIG, SETTINGS)
-"""The files that name tokens: what comes first has the last word; older models have the second alone."""
+"""The files that name tokens, in order of precedence; older models have only the second."""
 NAMED = ("eos_token_id", "bos_token_id", "pad_token_id")
 
 
 def named_tokens(places: Iterable[Path]) -> dict[str, Any]:
-    """``NAMED`` as the first of some folders says that names an end; an end may be a list, in which the tokenizer's own comes first.
-    ``ConfigError`` for a file that cannot be read."""
+    """Returns ``NAMED`` from the first of some folders that names an end; an end may be a list, in which the tokenizer's own comes first.
+    Raises ``ConfigError`` for a file that cannot be read."""
     for place in places:
         generation, config, settings = (_read(place / name) for name in NAMING)
         own = _numbers(settings, place / TOKENIZER)
@@ -32,7 +32,7 @@ def named_tokens(places: Iterable[Path]) -> dict[str, Any]:
 
 
 def _numbers(settings: dict[str, Any], tokenizer: Path) -> dict[str, Any]:
-    """The tokens that a tokenizer's settings name by their words."""
+    """Returns the numbers of the tokens that a tokenizer's settings name by their words."""
     said = {name: settings.get(name.removesuffix("_id")) for name in NAMED}
     words = {name: word.get("content") if isinstance(word, dict) else word for name, word in said.items()}
     known = (words_of(tokenizer) or {}) if any(words.values()) else {}

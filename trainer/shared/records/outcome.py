@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(str, Enum):
-    """Where a trial stands. The last four are final."""
+    """The state of a trial. The last four are final."""
 
     PLANNED = "planned"
     SUBMITTED = "submitted"
@@ -22,7 +22,7 @@ class Status(str, Enum):
 
 
 class Reason(str, Enum):
-    """Why a trial failed, was pruned or stopped."""
+    """The reason why a trial failed, was pruned or stopped."""
 
     OUT_OF_MEMORY = "out of memory"
     HOST_MEMORY = "host memory"
@@ -41,7 +41,7 @@ class Reason(str, Enum):
 
     @property
     def retryable(self) -> bool:
-        """Faults of the infrastructure, not of the trial: worth another attempt."""
+        """Returns True for faults of the infrastructure, not of the trial: worth another attempt."""
         return self in (Reason.NODE, Reason.PREEMPTED, Reason.COMMUNICATION)
 
 
@@ -99,4 +99,4 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.ERROR: ("An error that has no reason of its own.", "Read the log: 'trireme logs TRIAL'."),
 }
-"""What each reason means and what to do about it."""
+"""The meaning of each reason and its remedy."""

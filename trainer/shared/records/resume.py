@@ -1,4 +1,4 @@
-"""What a run goes on from: checked before anything is loaded, by the launcher before anything is started."""
+"""Checks the checkpoint that a run resumes from before anything is loaded, and in the launcher before anything is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FREE = ("base", "dropout")
 
 
 def newest(folder: Path) -> FoundCheckpoint:
-    """The newest checkpoint in ``folder``; ``ConfigError`` when there is none."""
+    """Returns the newest checkpoint in ``folder``. Raises ``ConfigError`` when there is none."""
     path = newest_checkpoint(folder)
     if path is None:
         raise ConfigError(f"{folder} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
@@ -33,22 +33,23 @@ def newest(folder: Path) -> FoundCheckpoint:
 
 
 def base_identity(tune: TuneConfig, seed: int) -> str:
-    """What tells a base from all others: the digest of its manifest, or the seed of initial weights. ``ConfigError`` if it is not there."""
+    """Returns the identity of a base: the digest of its manifest, or the seed of initial weights. Raises ``ConfigError`` if it does not
+    exist."""
     return f"seed {seed}" if tune.base is None else digest_of(newest(Path(tune.base)))
 
 
 def digest_of(found: FoundCheckpoint) -> str:
-    """What names a checkpoint wherever it lies: its manifest, which holds the checksums of its weights."""
+    """Returns the identity of a checkpoint wherever it lies: the digest of its manifest, which holds the checksums of its weights."""
     return hashlib.sha256((found.path / MANIFEST).read_bytes()).hexdigest()
 
 
 def section(tune: TuneConfig, identity: str) -> dict[str, Any] | None:
-    """What a checkpoint's manifest says of tuning; None where all weights are in it."""
+    """Returns the tuning section of a checkpoint's manifest; None where the checkpoint holds all weights."""
     return None if tune.method == "full" else to_dict(tune) | {"identity": identity}
 
 
 def check_section(found: FoundCheckpoint, saved: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> None:
-    """``ConfigError`` if a checkpoint does not continue this tuning: another method, or another base."""
+    """Raises ``ConfigError`` if a checkpoint does not continue this tuning: another method, or another base."""
     saved, own = saved or {"method": "full"}, own or {"method": "full"}
     if saved.get("identity") != own.get("identity") and saved["method"] == own["method"]:
         raise ConfigError(
@@ -73,13 +74,13 @@ class DataOrder:
     seq: int
 
     def differs(self, saved: Mapping[str, Any] | None) -> list[str]:
-        """What a checkpoint's data has otherwise; an imported model has no data (None)."""
+        """Lists the differences from a checkpoint's data; an imported model has no data (None)."""
         own = {name: value for name in ("seed", "corpus", "seq") if (value := getattr(self, name)) is not None}
         return [] if saved is None else [name for name, value in own.items() if saved.get(name, value) != value]
 
 
 def found_in(root: Path) -> list[FoundCheckpoint]:
-    """The committed checkpoints of a run's folder, newest first."""
+    """Returns the committed checkpoints of a run's folder, newest first."""
     if not root.is_dir():
         return []
     named = [(order, path) for path in root.iterdir() if (order := checkpoint_order(path))]
@@ -87,8 +88,8 @@ def found_in(root: Path) -> list[FoundCheckpoint]:
 
 
 def positions(config: TrainConfig, root: Path | None) -> int:
-    """How many positions the weights of a run are made for, of which its rows take the first: those of the checkpoint in ``root`` that it
-    goes on from, or else of its base."""
+    """Returns how many positions the weights of a run are made for, of which its rows take the first: those of the checkpoint in ``root``
+    that it resumes, or else of its base."""
     base = None if config.tune.base is None else newest_checkpoint(Path(config.tune.base))
     begins = [found.path for found in found_in(root)] if root is not None and config.run.checkpoint.resume else []
     for path in (*begins, base):
@@ -98,7 +99,7 @@ def positions(config: TrainConfig, root: Path | None) -> int:
 
 
 def check_folder(root: Path) -> None:
-    """``ConfigError`` if a run that is given ``root`` would not see the checkpoints that other verbs find by that name."""
+    """Raises ``ConfigError`` if a run that is given ``root`` would not see the checkpoints that other verbs find by that name."""
     newest = None if found_in(root) else newest_checkpoint(root)
     if newest is not None:
         what = "is one checkpoint" if newest == root else "holds the folder of a run's checkpoints"
@@ -116,8 +117,8 @@ def check_continues(
     data: DataOrder,
     new_data: bool,
 ) -> None:
-    """``ConfigError`` unless a run of a resolved ``model``, tuned as ``tune`` says, goes on from a checkpoint. Other data is refused
-    unless ``new_data`` says that it is meant."""
+    """Raises ``ConfigError`` unless a run of a resolved ``model``, tuned as ``tune`` says, continues a checkpoint. Other data is refused
+    unless ``new_data`` allows it."""
     check_model_of(found.path, manifest["model"], model, REMEDY)
     check_section(found, manifest.get("tune"), tune)
     saved = manifest["data"] and {"seq": manifest["model"]["seq"]} | manifest["data"]
@@ -134,8 +135,8 @@ def check_continues(
 def first_whole(
     candidates: Iterable[FoundCheckpoint], load: Callable[[FoundCheckpoint], T], skip: Callable[[CheckpointError], None]
 ) -> T | None:
-    """What ``load`` makes of the first that is not damaged; ``skip`` is told of those before it. None where there are no ``candidates``,
-    ``ConfigError`` where all are damaged."""
+    """Returns the result of ``load`` for the first undamaged candidate; ``skip`` is told of those before it. Returns None if there are no
+    ``candidates``, raises ``ConfigError`` if all are damaged."""
     damage = ""
     for found in candidates:
         try:
@@ -149,9 +150,9 @@ def first_whole(
 
 
 def check_resume(config: TrainConfig, corpus: str | None) -> None:
-    """``ConfigError`` for a ``run.checkpoint.dir`` from which the ranks of this run would not go on: what they would say themselves.
+    """Raises ``ConfigError`` for a ``run.checkpoint.dir`` that the ranks of this run would refuse to resume, with their message.
 
-    ``corpus`` is the name of its data, None where that is not known yet. Weights are not read, only manifests and sizes.
+    ``corpus`` is the name of its data, None if not known yet. Weights are not read, only manifests and sizes.
     """
     settings, run = config.run.checkpoint, config.run
     if settings.dir is None:

@@ -1,4 +1,4 @@
-"""Section ``stage`` of a configuration that the launcher writes: the run makes an artifact of a pipeline, or does what a command line asks
+"""The section ``stage`` of a configuration that the launcher writes: the run makes an artifact of a pipeline, or runs a command line
 (``generate``, ``serve``, ``evaluate --tasks``). A run of its own has none."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from trainer.shared.run.read import SECTION, from_record, read_yaml
 from trainer.shared.run.schema import key
 
 Finish = Callable[[Mapping[str, Any]], None]
-"""What rank 0 of a run calls when all is done, with the result that it writes next: a result is there only if its artifact is whole."""
+"""Called by rank 0 of a run at the end, with the result that it writes next: a result exists only if its artifact is whole."""
 
 
 @dataclass
 class StageRun:
-    """What a stage takes and makes. Its id names what it makes; folders are named as the ranks see them."""
+    """The inputs and the output of a stage. Its id names its output; folders are named as the ranks see them."""
 
     name: str = key("", "name of the stage in its pipeline")
     verb: str = key("", "what is done: train, tune, evaluate, prepare, convert, generate, choose, serve")
@@ -33,23 +33,23 @@ class StageRun:
 
     @property
     def made(self) -> Artifact | None:
-        """The artifact, if it is there and whole, and of this stage."""
+        """Returns the artifact, if it exists, is whole, and belongs to this stage."""
         artifact = read_artifact(Path(self.folder))
         return artifact if artifact is not None and artifact.made_by == self.id and artifact.kind.value == self.gives else None
 
 
 def trains(config: Mapping[str, Any]) -> bool:
-    """Tells whether the configuration of a trial is a training's, not another stage's: of those, only a training saves checkpoints."""
+    """Returns whether the configuration of a trial is a training's, not another stage's: only a training saves checkpoints."""
     run = config.get("run", {})
     return SECTION not in config or (run.get("task") == "train" and bool(run.get("checkpoint", {}).get("every")))
 
 
 def stage_in(data: Mapping[str, Any]) -> StageRun | None:
-    """The section in the content of a configuration."""
+    """Returns the section in the content of a configuration."""
     return from_record(StageRun, data[SECTION]) if SECTION in data else None
 
 
 def load_stage(path: str | Path) -> StageRun | None:
-    """The section in a file; ``ConfigError`` if that cannot be read."""
+    """Reads the section of a file. Raises ``ConfigError`` if that cannot be read."""
     data = read_yaml(path)
-    return stage_in(data) if isinstance(data, dict) else None  # anything else is no run, which ``load`` says
+    return stage_in(data) if isinstance(data, dict) else None  # anything else is not a run, which ``load`` says

@@ -1,4 +1,4 @@
-"""What step times amount to: their median and spread, throughput, and shares of the peak."""
+"""Summarises step times: their median and spread, throughput, and shares of the peak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.shared.run.schema import ResolvedTrainConfig
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Median and interquartile range; the range of fewer than two values is 0."""
+    """Returns median and interquartile range; the range of fewer than two values is 0."""
     if len(values) < 2:
         return (values[0] if values else 0.0), 0.0
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -21,9 +21,9 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def rates(config: ResolvedTrainConfig, step_time: float, ranks: int, recomputed_flops: float | None) -> dict[str, float | None]:
-    """Tokens per second, TFLOP/s per rank, and shares of the peak: MFU counts the model's FLOPs, HFU also those of recomputation.
+    """Returns tokens per second, TFLOP/s per rank, and shares of the peak: MFU counts the model's FLOPs, HFU also those of recomputation.
 
-    None for what is not known: shares without ``run.peak_tflops``, HFU without ``recomputed_flops``.
+    Unknown values are None: shares without ``run.peak_tflops``, HFU without ``recomputed_flops``.
     """
     if not step_time:
         return {"tokens_per_s": 0.0, "tflops_per_gpu": 0.0, "mfu": None, "hfu": None}
@@ -46,8 +46,8 @@ def result_of(
     ranks: int,
     recomputed_flops: float | None,
 ) -> dict[str, Any]:
-    """What every ``result.json`` holds, whichever trainer ran. ``series``: losses, grad_norms and step_times_s by step; ``measured``: the
-    step times after the warm-up."""
+    """Returns the content of every ``result.json``, for any trainer. ``series``: losses, grad_norms and step_times_s by step; ``measured``:
+    the step times after the warm-up."""
     step_time, step_spread = spread(measured)
     stopped = status is Status.STOPPED
     return {
@@ -66,7 +66,7 @@ def result_of(
 
 
 def ends_short(numbers: Sequence[int], steps: int) -> bool:
-    """Whether a log that tells of the steps ``numbers``, in order, ends before the last of ``steps``. It may tell of every tenth only, and
+    """Returns whether a log with the steps ``numbers``, in order, ends before the last of ``steps``. It may report every tenth only, and
     count from 0 or from 1."""
     apart = numbers[-1] - numbers[-2] if len(numbers) > 1 else 1
     return not numbers or numbers[-1] + apart < steps

@@ -1,4 +1,4 @@
-"""What one program writes of a trial and the other reads: names of files, exit codes, who may overwrite what, names of metrics.
+"""The files of a trial that one program writes and the other reads: names, exit codes, who may overwrite what, names of metrics.
 
 A trial's folder holds ``config.yaml`` (the resolved run), ``metrics.jsonl`` (a line per step), ``timeline.json``,
 ``failure-RANK.json`` for each rank that failed, and at the end ``result.json``. Each names the attempt that wrote it, and an older
@@ -21,19 +21,19 @@ from trainer.shared.run.files import Tail, read_json, write_json
 
 FORMAT = 1
 """Version of the files of a trial and of a sweep; each states it as ``format``, older files have none. It rises when a key changes its
-meaning. Readers take their own version and every older one: unknown keys are ignored, missing ones take their defaults. A newer
-version is refused by ``check_format``."""
+meaning. Readers take their own version and every older one: unknown keys are ignored, missing ones take their defaults. ``check_format``
+refuses a newer version."""
 
 CONFIG, METRICS, RESULT, TIMELINE = "config.yaml", "metrics.jsonl", "result.json", "timeline.json"
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED = 1, 2, 75
-"""Of a rank: it failed, its configuration is wrong, it stopped when it was asked to and wants to be started again (``EX_TEMPFAIL``)."""
+"""Exit codes of a rank: it failed, its configuration is wrong, it stopped on request and wants to be restarted (``EX_TEMPFAIL``)."""
 
 LAST_STEP = 1 << 53
-"""No run has so many steps; a line that says so is damaged."""
+"""More steps than any run has; a line with a larger one is damaged."""
 
 MOST = 1e18
-"""Above all seconds, bytes and rates of a run, and far below what floating-point numbers can be added and multiplied at."""
+"""Above all seconds, bytes and rates of a run, and small enough that sums and products do not overflow."""
 
 SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes")
 """Keys of ``result.json`` that become metrics of the trial's MLflow run."""
@@ -46,11 +46,11 @@ PERCENTILES = ("latency_s", "ttft_s", "tpot_s", "requests_per_s")
 and of the requests served per second. Its step is a batch (static), or as many requests as a replica has in flight."""
 
 OFFSET = "trireme.mirrored_bytes"
-"""Tag of an MLflow run: how many bytes of ``metrics.jsonl`` it holds."""
+"""Tag of an MLflow run: the number of bytes of ``metrics.jsonl`` that it holds."""
 
 
 def check_format(data: Mapping[str, Any], path: Path) -> None:
-    """``ConfigError`` when ``data``, the content of ``path``, was written by a version whose files this one may misread."""
+    """Raises ``ConfigError`` when ``data``, the content of ``path``, was written by a version whose files this one may misread."""
     written = data.get("format")
     if isinstance(written, int) and written > FORMAT:
         raise ConfigError(
@@ -64,7 +64,7 @@ def failure_file(rank: int | str) -> str:
 
 
 def write_outcome(path: Path, data: dict[str, Any]) -> None:
-    """Write what an attempt came to, unless a newer attempt has written there: a process of the old one may still live."""
+    """Writes the outcome of an attempt, unless a newer attempt has written there: a process of the old one may still live."""
     written = attempt_of(read_json(path) or {})
     if written > data["attempt"]:
         print(f"{path.name} is that of attempt {written}, and attempt {data['attempt']} leaves it alone", file=sys.stderr)
@@ -73,13 +73,13 @@ def write_outcome(path: Path, data: dict[str, Any]) -> None:
 
 
 def attempt_of(data: Mapping[str, Any]) -> int:
-    """The attempt that wrote a result or failure file; -1, older than any, when it does not say."""
+    """Returns the attempt that wrote a result or failure file; -1, older than any, if it has none."""
     attempt = data.get("attempt")
     return attempt if isinstance(attempt, int) else -1
 
 
 def outcome_of(result: Mapping[str, Any]) -> tuple[Status, Reason | None]:
-    """Status and reason as a rank wrote them; words that this version does not know are an error of the trial."""
+    """Returns status and reason as a rank wrote them; words that this version does not know are an error of the trial."""
     status, reason = result.get("status"), result.get("reason")
     if status not in [s.value for s in Status]:
         return Status.FAILED, Reason.ERROR
@@ -87,41 +87,41 @@ def outcome_of(result: Mapping[str, Any]) -> tuple[Status, Reason | None]:
 
 
 def known_reason(word: Any) -> Reason | None:
-    """The reason of that name; None where this version knows none."""
+    """Returns the reason of that name; None where this version knows none."""
     return Reason(word) if word in [reason.value for reason in Reason] else None
 
 
 def reason_of(failure: Mapping[str, Any]) -> Reason:
-    """The reason that a failure file gives."""
+    """Returns the reason that a failure file gives."""
     return outcome_of({"status": Status.FAILED.value, **failure})[1] or Reason.ERROR
 
 
 def failures_in(directory: Path) -> list[dict[str, Any]]:
-    """What the ranks wrote as they failed: newest attempt first, then by rank."""
+    """Reads the failure files of the ranks: newest attempt first, then by rank."""
     found = [data for path in directory.glob(failure_file("*")) if (data := read_json(path)) is not None]
     return sorted(found, key=lambda data: (-attempt_of(data), rank if isinstance(rank := data.get("rank"), int) else -1))
 
 
 def read_steps(directory: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` in order of step. Of a step that was run twice (resumption) the later line counts."""
+    """Returns the lines of ``metrics.jsonl`` in order of step. If a step was run twice (resumption), the later line counts."""
     steps = {line["step"]: line for line in step_lines(Tail(directory / METRICS))}
     return [steps[step] for step in sorted(steps)]
 
 
 def step_lines(tail: Tail) -> list[dict[str, Any]]:
-    """The new lines of a ``metrics.jsonl`` that tell of a step."""
+    """Returns the new lines of a ``metrics.jsonl`` that have a step."""
     return [line for line in tail.objects() if isinstance(step := line.get("step"), int) and 0 <= step < LAST_STEP]
 
 
 def step_metrics(line: Mapping[str, Any]) -> list[tuple[str, float, int, int]]:
-    """One line of ``metrics.jsonl`` as MLflow metrics ``train/NAME``: (name, value, unix milliseconds, step)."""
+    """Converts one line of ``metrics.jsonl`` to MLflow metrics ``train/NAME``: (name, value, unix milliseconds, step)."""
     stamp = int(1000 * (positive(line.get("time")) or 0)) % (1 << 53)
     known = {name: number(value) for name, value in line.items() if name not in ("attempt", "step", "time")}
     return [(f"train/{name}", value, stamp, line["step"]) for name, value in known.items() if value is not None]
 
 
 def summary_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a trial's run in MLflow, once it is done. Only what is known and finite."""
+    """Returns the figures of a trial's MLflow run at its end: only those that are known and finite."""
     if result.get("status") != Status.DONE.value:
         return {}
     found: dict[str, Any] = {name: 0.0 if result.get(name) == 0 else positive(result.get(name)) for name in SUMMARY}
@@ -135,14 +135,14 @@ def summary_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def positive(value: Any) -> float | None:
-    """``value`` if it is a number above zero that a run can have: what is as large as ``MOST`` was never measured."""
+    """Returns ``value`` if it is a number above zero that a run can have: one as large as ``MOST`` was never measured."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
         return None
     return float(value)
 
 
 def number(value: Any) -> float | None:
-    """``value`` if it is a number that floating point can hold; it may be infinite or none (NaN)."""
+    """Returns ``value`` if it is a number that floating point can hold; it may be infinite or NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

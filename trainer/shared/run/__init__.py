@@ -1,1 +1,1 @@
-"""What a run is: its keys, how they are read and which values go together; and how wrong input is told."""
+"""The definition of a run: its keys, how they are read, the rules between their values, and the error for wrong input."""

@@ -1,5 +1,5 @@
-"""The command lines of ``trireme generate`` and ``serve``, and what they and ``evaluate --tasks`` ask as data. The launcher hands that to
-the ranks of a job; the trainer's own programs read it in one process."""
+"""The command lines of ``trireme generate`` and ``serve``, and their requests and those of ``evaluate --tasks`` as data. The launcher hands
+that to the ranks of a job; the trainer's own programs read it in one process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainer.shared.run.stages import COMPLETIONS, EvaluateSettings, GenerateSet
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16"}
 OPTIONS = {"model": "model", "prompts": "--prompt", "prompts_file": "--prompts"}
-"""Words of fields that are not called like them."""
+"""Options of the fields whose names differ from them."""
 
 
 @dataclass
 class ReadWeights:
-    """Weights that are read, and the words of their model."""
+    """The weights to read, and the tokenizer of their model."""
 
     model: str = key("", "a checkpoint, a folder of them, or a Hugging Face folder")
     tokenizer: Optional[str] = key(None, "tokenizer.json, or a folder that has one (default: next to the weights)")
@@ -72,7 +72,7 @@ def serve_parser() -> argparse.ArgumentParser:
 
 
 def asked(kind: type[Command], arguments: argparse.Namespace) -> Command:
-    """Returns what a command line asks. ``ConfigError`` for a value out of range."""
+    """Returns the request of a command line. Raises ``ConfigError`` for a value out of range."""
     for name in ("tokens", "batch", "queue", "threads"):
         if getattr(arguments, name, 1) < 1:
             raise ConfigError(f"--{name}={getattr(arguments, name)} must be 1 or more")
@@ -83,12 +83,12 @@ def asked(kind: type[Command], arguments: argparse.Namespace) -> Command:
 
 
 def sampling_of(command: Sampling) -> Sampling:
-    """Returns its part about single tokens. ``ConfigError`` for a value out of range."""
+    """Returns the part of a command about single tokens. Raises ``ConfigError`` for a value out of range."""
     return from_dict(Sampling, {option.name: getattr(command, option.name) for option in fields(Sampling)}, "sampling.")
 
 
 def texts_of(command: GenerateCommand) -> list[str]:
-    """Reads the prompts; ``ConfigError`` if there are none, or the options make no sense."""
+    """Reads the prompts. Raises ``ConfigError`` if there are none, or the options make no sense."""
     texts = list(command.prompts)
     if command.prompts_file is not None:
         try:
@@ -104,7 +104,7 @@ def texts_of(command: GenerateCommand) -> list[str]:
 
 
 def write_completions(folder: Path, completions: list[dict[str, Any]]) -> None:
-    """Writes what ``--out`` asks for."""
+    """Writes the files of ``--out``."""
     try:
         write_json(folder / COMPLETIONS, {"completions": completions})
     except OSError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-    """Wrong input. ``str(error)`` is the whole message: key, value given, what is allowed, what to do.
+    """Wrong input. ``str(error)`` is the whole message: key, given value, allowed values, remedy.
 
     Example: ``layout.tensor=3 does not divide model.heads=16; use 1, 2, 4, 8 or 16``.
     """
@@ -17,13 +17,13 @@ class ConfigError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the closest of ``known``, or an empty string."""
+    """Returns ``"; did you mean 'x'?"`` for the closest of ``known``, or an empty string."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
 def listed(values: Iterable[object]) -> str:
-    """``1, 2 or 4``: values as a person would list them."""
+    """Lists values as a person would: ``1, 2 or 4``."""
     words = [str(v) for v in values]
     if len(words) < 2:
         return "".join(words)
@@ -31,6 +31,6 @@ def listed(values: Iterable[object]) -> str:
 
 
 def divisors(n: int) -> list[int]:
-    """All positive divisors of ``n``, ascending."""
+    """Returns all positive divisors of ``n``, ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]

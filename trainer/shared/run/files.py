@@ -14,24 +14,24 @@ from typing import Any
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """Replace ``path`` in one step. ``durable`` also survives a power failure; a killed process does no harm either way."""
+    """Replaces ``path`` in one step. ``durable`` also survives a power failure; a killed process does no harm either way."""
     with _temporary_file(path, text, durable) as temporary:
         os.replace(temporary, path)
 
 
 def write_json(path: Path, data: Any, *, durable: bool = False) -> None:
-    """``write_text`` of ``data`` as JSON, with null for NaN and infinities."""
+    """Writes ``data`` by ``write_text`` as JSON, with null for NaN and infinities."""
     write_text(path, _text(data), durable=durable)
 
 
 def write_json_first(path: Path, data: Any) -> bool:
-    """Write ``path`` atomically unless it exists; False if it does, even if this machine's cache has not seen it yet."""
+    """Writes ``path`` atomically unless it exists; returns False if it does, even if this machine's cache has not seen it yet."""
     with _temporary_file(path, _text(data)) as temporary:
         return _put_first(temporary, path)
 
 
 def remove_if(path: Path, condition: Callable[[dict[str, Any] | None], bool]) -> None:
-    """Remove ``path`` if its content meets ``condition``. It is moved away first, so a file that is written meanwhile stays."""
+    """Removes ``path`` if its content meets ``condition``. It is moved away first, so a file that is written meanwhile stays."""
     with _temporary_file(path, "") as moved, suppress(FileNotFoundError):
         os.replace(path, moved)
         if not condition(read_json(Path(moved))):
@@ -39,7 +39,7 @@ def remove_if(path: Path, condition: Callable[[dict[str, Any] | None], bool]) ->
 
 
 def look_again(folder: Path) -> None:
-    """Drop this machine's cache of a folder that others write to: network file systems cache listings, also of absent files.
+    """Drops this machine's cache of a folder that others write to: network file systems cache listings, also of absent files.
 
     Creating and removing a file changes the folder, so the next listing asks the server.
     """
@@ -52,7 +52,7 @@ def look_again(folder: Path) -> None:
 
 @contextmanager
 def _temporary_file(path: Path, text: str, durable: bool = False) -> Iterator[str]:
-    """A uniquely named file with ``text`` in the folder of ``path``; removed at the end if it still exists."""
+    """Yields a uniquely named file with ``text`` in the folder of ``path``; removes it at the end if it still exists."""
     descriptor, temporary = _temporary(path)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -71,7 +71,7 @@ def _temporary_file(path: Path, text: str, durable: bool = False) -> Iterator[st
 
 
 def _temporary(path: Path) -> tuple[int, str]:
-    """An open, uniquely named file in the folder of ``path``, which is created if it is missing."""
+    """Opens a uniquely named file in the folder of ``path``, which is created if it is missing."""
     try:
         return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except FileNotFoundError:
@@ -80,7 +80,7 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 
 def _put_first(source: str, path: Path) -> bool:
-    """Link ``source`` as ``path`` unless that exists: the file system's server decides, not this machine's cache."""
+    """Links ``source`` as ``path`` unless that exists: the file system's server decides, not this machine's cache."""
     try:
         os.link(source, path)
     except FileExistsError:
@@ -95,14 +95,14 @@ def _put_first(source: str, path: Path) -> bool:
 
 
 def _text(data: Any) -> str:
-    """JSON with one line per entry of an object, which costs a tenth of full indentation."""
+    """Returns JSON with one line per entry of an object, which costs a tenth of full indentation."""
     if not isinstance(data, dict) or not data:
         return json.dumps(finite(data)) + "\n"
     return "{\n" + ",\n".join(f" {json.dumps(str(name))}: {json.dumps(finite(value))}" for name, value in data.items()) + "\n}\n"
 
 
 def _mode(path: Path) -> int:
-    """Permissions of the file that is replaced."""
+    """Returns the permissions of the file that is replaced."""
     try:
         return stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def _mode(path: Path) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in ``path``; None if there is no such file, or it is incomplete, or something else."""
+    """Reads the object in ``path``; returns None if there is no such file, or it is incomplete, or something else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -119,7 +119,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def finite(data: Any) -> Any:
-    """``data`` with null in place of infinities and NaN, which JSON does not have."""
+    """Returns ``data`` with null in place of infinities and NaN, which JSON does not have."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, dict):
@@ -136,7 +136,7 @@ class Tail:
         self.path, self.offset = path, offset
 
     def lines(self, rest: bool = False) -> list[bytes]:
-        """The lines completed since the last call, without line ends; with ``rest`` also an unfinished last line."""
+        """Returns the lines completed since the last call, without line ends; with ``rest`` also an unfinished last line."""
         try:
             with self.path.open("rb") as file:
                 start = file.seek(self.offset if self.offset <= os.fstat(file.fileno()).st_size else 0)
@@ -149,12 +149,12 @@ class Tail:
         return whole.splitlines()
 
     def objects(self) -> list[dict[str, Any]]:
-        """The JSON objects among the completed lines; damaged lines are skipped."""
+        """Returns the JSON objects among the completed lines; damaged lines are skipped."""
         return [value for line in self.lines() if (value := _object(line)) is not None]
 
 
 def last_object(path: Path, tail: int = 8192) -> dict[str, Any] | None:
-    """The last whole JSON object of a file of lines that is still being written, read from its last ``tail`` bytes."""
+    """Returns the last whole JSON object of a file of lines that is still being written, read from its last ``tail`` bytes."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - tail))

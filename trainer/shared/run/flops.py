@@ -15,32 +15,32 @@ from trainer.shared.run.schema import LayoutConfig, ResolvedModelConfig
 
 
 def attention_weights(hidden: Any, query_width: Any, kv_width: Any) -> Any:
-    """Elements of the query, key, value and output matrices."""
+    """Returns the elements of the query, key, value and output matrices."""
     return hidden * (2 * query_width + 2 * kv_width)
 
 
 def mlp_weights(hidden: Any, ffn: Any, gated: bool) -> Any:
-    """Elements of the MLP's two matrices, or three with a gate."""
+    """Returns the elements of the MLP's two matrices, or three with a gate."""
     return (3 if gated else 2) * hidden * ffn
 
 
 def matrix_flops(tokens: Any, weights: Any) -> Any:
-    """Forward FLOPs of ``tokens`` through matrices of ``weights`` elements."""
+    """Returns the forward FLOPs of ``tokens`` through matrices of ``weights`` elements."""
     return 2 * tokens * weights
 
 
 def attention_core_flops(seq: Any, width: Any, causal: bool = False) -> Any:
-    """Forward FLOPs of q k^T and weights times v for one sequence: 4 s^2 per query width, half of it below the diagonal."""
+    """Returns the forward FLOPs of q k^T and weights times v for one sequence: 4 s^2 per query width, half of it below the diagonal."""
     return 4 * seq**2 * width / (2 if causal else 1)
 
 
 def training_flops(forward: Any) -> Any:
-    """Forward and backward without recomputation: backward is twice forward."""
+    """Returns the FLOPs of forward and backward without recomputation: backward is twice forward."""
     return 3 * forward
 
 
 def seen_keys(seq: Any, window: Any) -> Any:
-    """Keys that a query sees on average, counted as the whole square is: seq, or what a window leaves of it."""
+    """Returns the keys that a query sees on average, counted as the whole square is: seq, or fewer with a window."""
     if window is None:
         return seq
     beyond = (seq - window + abs(seq - window)) / 2
@@ -48,25 +48,25 @@ def seen_keys(seq: Any, window: Any) -> Any:
 
 
 def core_flops(model: ResolvedModelConfig, block: int) -> float:
-    """Forward FLOPs of the attention core of one block on one sequence."""
+    """Returns the forward FLOPs of the attention core of one block on one sequence."""
     return float(attention_core_flops(model.seq, model.query_width) * seen_keys(model.seq, model.window_of(block)) / model.seq)
 
 
 def block_flops(model: ResolvedModelConfig, block: int) -> float:
-    """Forward FLOPs of one block on one sequence."""
+    """Returns the forward FLOPs of one block on one sequence."""
     weights = attention_weights(model.hidden, model.query_width, model.kv_width) + mlp_weights(model.hidden, model.ffn, model.gated)
     return float(matrix_flops(model.seq, weights)) + core_flops(model, block)
 
 
 def model_flops(model: ResolvedModelConfig, sequences: int) -> float:
-    """FLOPs of forward and backward of ``sequences`` without recomputation."""
+    """Returns the FLOPs of forward and backward of ``sequences`` without recomputation."""
     head = matrix_flops(model.seq, model.hidden * model.vocab)
     return sequences * float(training_flops(sum(block_flops(model, block) for block in range(model.layers)) + head))
 
 
 def recomputed_flops(model: ResolvedModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
-    """FLOPs that recomputation adds: a forward of each attention core, or of each block except the product that ends its MLP, unless a norm
-    reads its output."""
+    """Returns the FLOPs that recomputation adds: a forward of each attention core, or of each block except the product that ends its MLP,
+    unless a norm reads its output."""
     match layout.recompute:
         case "selective":
             again = sum(core_flops(model, block) for block in range(model.layers)) / model.layers

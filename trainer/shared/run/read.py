@@ -1,4 +1,4 @@
-"""From plain data (YAML, JSON, a composed Hydra config) to dataclasses, strictly; and back."""
+"""Converts plain data (YAML, JSON, a composed Hydra config) to dataclasses, strictly; and back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainer.shared.run.value_types import ValueType, keys_of
 
 T = TypeVar("T")
 SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a character alone: what no file and no tokenizer takes. Bytes of a command line that are no UTF-8 are read as such."""
+"""Half of a character alone, which no file and no tokenizer takes. Bytes of a command line that are not UTF-8 are read as such."""
 SECTION = "stage"
 """Section of a run's file that ``load`` leaves to ``trainer.shared.records.stage_run``."""
 
 
 def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
-    """Build ``cls`` from ``data``; unknown keys, wrong types and values out of range raise ``ConfigError``.
+    """Builds ``cls`` from ``data``. Raises ``ConfigError`` for unknown keys, wrong types and values out of range.
 
     ``where`` is the dotted path of ``data`` in the whole configuration, used in messages.
     """
@@ -34,7 +34,7 @@ def from_dict(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
 
 
 def from_record(cls: type[T], data: Mapping[str, Any]) -> T:
-    """Build ``cls`` from what any version has written: keys that no longer exist are dropped, those that are new take their defaults.
+    """Builds ``cls`` from a record of any version: keys that no longer exist are dropped, new ones take their defaults.
 
     ``ConfigError`` for a value that this version does not accept.
     """
@@ -42,7 +42,7 @@ def from_record(cls: type[T], data: Mapping[str, Any]) -> T:
 
 
 def _build(cls: type[T], data: Mapping[str, Any], where: str, strict: bool) -> T:
-    """A dataclass of ``data``, in which only a ``strict`` reading refuses unknown keys."""
+    """Builds a dataclass from ``data``; only a ``strict`` reading refuses unknown keys."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where.rstrip('.') or 'the configuration'}={data!r} is not a mapping of keys to values")
     known = keys_of(typing.cast(Any, cls))
@@ -59,18 +59,18 @@ def _build(cls: type[T], data: Mapping[str, Any], where: str, strict: bool) -> T
 
 
 def _known(value: Any, metadata: Mapping[str, Any]) -> Any:
-    """``value``; of a mapping with a choice of keys, those that there still are."""
+    """Returns ``value``; for a mapping with a choice of keys, only those that still exist."""
     choices = metadata.get("choices")
     return {name: entry for name, entry in value.items() if name in choices} if choices and isinstance(value, Mapping) else value
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The inverse of ``from_dict``: nested plain dicts, in field order."""
+    """Inverts ``from_dict``: returns nested plain dicts, in field order."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as plain data. Faster than ``dataclasses.asdict``: sweeps have thousands of configurations."""
+    """Returns ``value`` as plain data. Faster than ``dataclasses.asdict``: sweeps have thousands of configurations."""
     if type(value) in (str, int, float, bool, type(None)):
         return value
     if dataclasses.is_dataclass(value):
@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """``{"layout.sharding.params": 1, ...}``, for MLflow parameters and difference tables."""
+    """Returns ``{"layout.sharding.params": 1, ...}``, for MLflow parameters and difference tables."""
     flat: dict[str, Any] = {}
     for name, value in (config if isinstance(config, dict) else to_dict(config)).items():
         if isinstance(value, dict):
@@ -92,13 +92,13 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def load(path: str | Path) -> TrainConfig:
-    """Read one resolved run, as written by the launcher or by hand. ``ConfigError`` if it cannot be read."""
+    """Reads one resolved run, as written by the launcher or by hand. Raises ``ConfigError`` if it cannot be read."""
     data = read_yaml(path)
     return from_dict(TrainConfig, {name: value for name, value in data.items() if name != SECTION} if isinstance(data, dict) else data)
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The content of a file, an empty mapping if there is none. ``ConfigError`` if it cannot be read.
+    """Reads the content of a file, an empty mapping if there is none. Raises ``ConfigError`` if it cannot be read.
 
     JSON is YAML too, and read without a YAML library, which the environment of another trainer may lack.
     """
@@ -119,13 +119,13 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def save(config: Any, path: str | Path, *, durable: bool = True) -> None:
-    """Write a configuration as text that ``load`` reads back equal. Atomic: a reader never sees a part of it, ``durable`` not even after a
-    power failure."""
+    """Writes a configuration as text that ``load`` reads back equal. Atomic: a reader never sees a part of it, with ``durable`` not even
+    after a power failure."""
     write_text(Path(path), as_text(config if isinstance(config, dict) else to_dict(config)), durable=durable)
 
 
 def as_text(config: Mapping[str, Any]) -> str:
-    """A run as YAML; that of another trainer as JSON (``read_yaml`` says why)."""
+    """Returns a run as YAML; that of another trainer as JSON (``read_yaml`` says why)."""
     if config.get("command"):
         return json.dumps(config, indent=1) + "\n"
     import yaml
@@ -195,7 +195,7 @@ def _check_range(metadata: Mapping[str, Any], value: Any, where: str) -> None:
 
 
 def _check_entries(metadata: Mapping[str, Any], values: list[Any] | dict[str, Any], where: str) -> None:
-    """Each entry of a list, or each key and value of a mapping."""
+    """Checks each entry of a list, or each key and value of a mapping."""
     choices = metadata.get("choices")
     if isinstance(values, dict):
         for name, value in values.items():

@@ -1,7 +1,7 @@
 """Rules that span several fields of a run, and values that are derived from others. Pure.
 
-``resolve`` is called before anything is submitted; in the types that it returns, derived values are never None. ``check``
-raises ``ConfigError`` on the first broken rule. The launcher adds only what concerns the cluster itself.
+``resolve`` is called before anything is submitted; in the types that it returns, derived values are never None. ``check`` raises
+``ConfigError`` on the first broken rule. The launcher only adds the rules of the cluster itself.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from trainer.shared.run.tuning import check_tasks, check_tune, virtual_tokens
 T = TypeVar("T")
 
 TRACKING_REMEDY = "leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
-"""What to do with a secret in ``tracking.uri``."""
+"""Remedy for a secret in ``tracking.uri``."""
 
 
 def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
-    """``config`` with every derived value, checked for ``world_size`` ranks."""
+    """Returns ``config`` with every derived value, checked for ``world_size`` ranks."""
     check_model(config.model)
     model = resolve_model(config.model)
     _check_trained(config)
-    _check_split(model, config.layout)  # what the model forbids on any cluster is said before what this cluster cannot hold
+    _check_split(model, config.layout)  # the model's limits on any cluster are reported before those of this cluster
     layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
     optimizer = _with(
         ResolvedOptimizerConfig,
@@ -52,7 +52,7 @@ def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
 
 
 def _with(cls: type[T], config: Any, **derived: Any) -> T:
-    """The fields of ``config`` and its ``derived`` values as a ``cls``."""
+    """Makes a ``cls`` of the fields of ``config`` and its ``derived`` values."""
     return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | derived)
 
 
@@ -76,7 +76,7 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
 
 
 def world_size_of(layout: LayoutConfig) -> int:
-    """Ranks that a resolved layout occupies: tensor x pipeline x context x data. Expert ranks are data ranks."""
+    """Returns the ranks that a resolved layout occupies: tensor x pipeline x context x data. Expert ranks are data ranks."""
     return layout.tensor * layout.pipeline * layout.context * (layout.data or 1)
 
 
@@ -86,12 +86,12 @@ def shared_ranks(layout: LayoutConfig) -> int:
 
 
 def micro_batches(config: TrainConfig) -> int:
-    """Micro-batches that each replica runs per step: global_batch / (micro_batch x data)."""
+    """Returns the micro-batches that each replica runs per step: global_batch / (micro_batch x data)."""
     return config.run.global_batch // (config.layout.micro_batch * (config.layout.data or 1))
 
 
 def check(config: ResolvedTrainConfig, world_size: int) -> None:
-    """Raise ``ConfigError`` on the first broken rule of a resolved ``config`` on ``world_size`` ranks."""
+    """Raises ``ConfigError`` on the first broken rule of a resolved ``config`` on ``world_size`` ranks."""
     check_model(config.model)
     if config.command is None and (name := untrained(config.model)) is not None:
         raise ConfigError(f"{name} can be planned but not trained here yet; use trainer=NAME of another trainer, or leave it out")
@@ -121,7 +121,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
 
 
 def check_tracking_uri(uri: str | None) -> None:
-    """``ConfigError`` on a user name or password in the address."""
+    """Raises ``ConfigError`` on a user name or password in the address."""
     if uri is not None and "@" in uri.partition("://")[2].partition("/")[0]:
         raise ConfigError(
             f"tracking.uri contains a user name or password, which would be written into every trial's folder; {TRACKING_REMEDY}"
@@ -150,17 +150,17 @@ def _too_many_ranks(layout: LayoutConfig, needed: int, world_size: int) -> Confi
 
 
 def _model_axes(layout: LayoutConfig) -> str:
-    """The axes of one replica, as a message names them: context ranks where there are any."""
+    """Names the axes of one replica for a message: context ranks where there are any."""
     words = [f"layout.tensor={layout.tensor}", f"layout.pipeline={layout.pipeline}"]
     return " x ".join(words + [f"layout.context={layout.context}"] * (layout.context > 1))
 
 
 UNTRAINED_AXES = ("context", "expert")
-"""Keys of a layout that our own trainer knows one value of."""
+"""Keys of a layout of which our own trainer supports one value."""
 
 
 def not_trained(name: str, value: int) -> ConfigError:
-    """Returns the refusal of a value of ``UNTRAINED_AXES`` for our own trainer: the same to whoever plans, searches or trains."""
+    """Returns the refusal of a value of ``UNTRAINED_AXES`` for our own trainer: the same in planning, search and training."""
     return ConfigError(
         f"layout.{name}={value} is not trained by trainer=trireme yet; use 1, or a trainer that 'trireme trainers' lists with it"
     )
@@ -185,7 +185,7 @@ def _check_world(layout: LayoutConfig, world_size: int) -> None:
 
 
 def check_model(given: ModelConfig) -> None:
-    """Raise ``ConfigError`` on the first rule that a model breaks in any layout."""
+    """Raises ``ConfigError`` on the first rule that a model breaks in any layout."""
     if given.head_width is None and given.hidden % given.heads:
         raise ConfigError(
             f"model.heads={given.heads} does not divide model.hidden={given.hidden}; use {_few_divisors(given.hidden)}, or set "
@@ -242,7 +242,7 @@ def _check_experts(model: ResolvedModelConfig) -> None:
 
 
 def untrained(model: ModelConfig) -> str | None:
-    """Returns the key of what our own trainer cannot train of a resolved model; None if that is nothing."""
+    """Returns the key of a resolved model that our own trainer cannot train; None if it can train all."""
     first = {
         f"model.experts.count={model.experts.count}": model.experts.count,
         f"model.latent.kv_rank={model.latent.kv_rank}": model.latent.kv_rank,
@@ -347,7 +347,7 @@ def _check_validation(config: TrainConfig) -> None:
 
 
 def _check_packing(config: TrainConfig) -> None:
-    """Packed rows tell where an example begins by its answer before; virtual tokens stand at the beginning of a row."""
+    """Checks packing: packed rows mark an example's beginning by the answer before it; virtual tokens stand at the beginning of a row."""
     if not config.data.pack:
         return
     if config.data.kind != "instructions":
@@ -366,7 +366,7 @@ def _check_packing(config: TrainConfig) -> None:
 
 
 def _check_moments(config: TrainConfig) -> None:
-    """bf16 has 8 significant bits: an average that moves by less than a part in 256 would stand still."""
+    """Checks the format of moments: bf16 has 8 significant bits, so an average that moves by less than a part in 256 would stand still."""
     run, optimizer = config.run, config.optimizer
     if run.moments == "fp32":
         return
@@ -381,7 +381,7 @@ def _check_moments(config: TrainConfig) -> None:
 
 
 def _check_eight_bits(config: ResolvedTrainConfig) -> None:
-    """Products of 8-bit numbers take sixteen of them at a time (torch._scaled_mm)."""
+    """Checks sizes for products of 8-bit numbers, which take sixteen of them at a time (torch._scaled_mm)."""
     model, layout = config.model, config.layout
     if config.run.precision != "fp8" or config.command is not None:
         return
@@ -400,7 +400,8 @@ def _check_eight_bits(config: ResolvedTrainConfig) -> None:
 
 
 def _check_async_tensor(config: TrainConfig) -> None:
-    """What is fused is the gathers and reduce-scatters of sequence parallelism, with products in the format of the activations."""
+    """Checks asynchronous tensor parallelism: it fuses the gathers and reduce-scatters of sequence parallelism with products in the format
+    of the activations."""
     layout, run = config.layout, config.run
     if not run.async_tensor:
         return

@@ -1,4 +1,4 @@
-"""What a run is: model, layout, data, optimizer, run, tracking. Plain dataclasses, no torch.
+"""The schema of a run: model, layout, data, optimizer, run, tracking. Plain dataclasses, no torch.
 
 Every field is a Hydra key of the same name (``layout.tensor`` is ``LayoutConfig.tensor``). The text in
 ``doc`` is the manual: it is printed by ``trireme train --help`` and checked to exist by a test. A field with
@@ -28,7 +28,7 @@ RATED = (*PRECISIONS, "fp4")
 TASKS = ("train", "evaluate", "generate", "inference", "probe")
 METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
 TARGETS = MATRICES
-"""Matrices that LoRA may stand beside."""
+"""Matrices that LoRA may be added to."""
 MOST = 10**9
 """The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
 
@@ -43,9 +43,10 @@ def key(
     maximum: int | None = None,
     empty: bool = False,
 ) -> Any:
-    """A documented field. ``minimum`` and ``maximum`` are allowed themselves, ``above`` is not; a mutable default is given as a callable.
+    """Makes a documented field. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; a mutable default is given as a callable.
 
-    Of a list the ``choices`` are its entries, at least one unless it may be ``empty``; of a mapping its keys, and its values keep the bounds.
+    The ``choices`` of a list are its entries, at least one unless it may be ``empty``; those of a mapping its keys, and its values
+    keep the bounds.
     """
     metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "empty": empty}
     if callable(default):
@@ -186,7 +187,7 @@ class LayoutConfig:
 
 @dataclass
 class DataConfig:
-    """What is trained on."""
+    """The data that the run trains on."""
 
     kind: str = key("corpus", "corpus (a prepared folder), instructions (examples of a JSONL file, of which answers are learnt) or synthetic (random "
         "tokens, for speed runs)", choices=("corpus", "instructions", "synthetic"))
@@ -205,7 +206,7 @@ class DataConfig:
 
 @dataclass
 class TuneConfig:
-    """What of a model is trained, and from which weights."""
+    """The part of a model that is trained, and the weights it starts from."""
 
     method: str = key("full", "full (all weights), lora, adapter (a bottleneck behind attention and MLP), prompt (virtual tokens), "
         "p_tuning (virtual tokens by an encoder), ia3 (scales of keys, values and the MLP's inner width)", choices=METHODS)
@@ -251,7 +252,7 @@ LOSS_CHUNK_MB = {"cpu": 64.0, "cuda": 1024.0}
 
 @dataclass
 class RunConfig:
-    """How long, how exactly, and what is measured."""
+    """The length and precision of the run, and its measurements."""
 
     task: str = key(
         "train", "train; evaluate: the loss of a checkpoint (set by 'trireme evaluate'); generate: text from one (set by 'trireme "
@@ -325,7 +326,7 @@ LOADS = ("static", "closed", "open")
 
 @dataclass
 class RequestsConfig:
-    """The requests that an inference is measured with: made-up tokens, so many of them, and how they come."""
+    """The requests that an inference is measured with: their number, made-up tokens and arrival."""
 
     mode: str = key("static", "batches that begin and end together, a closed loop of requests in flight, or arrivals at random", choices=LOADS)
     input: int = key(512, "tokens of a prompt", minimum=1, maximum=MOST)
@@ -369,7 +370,7 @@ class ResolvedModelConfig(ModelConfig):
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP has a gate."""
+        """Returns whether the MLP has a gate."""
         return self.activation in GATED
 
     @property
@@ -378,15 +379,15 @@ class ResolvedModelConfig(ModelConfig):
 
     @property
     def kv_width(self) -> int:
-        """Width of keys, and of values."""
+        """Returns the width of keys, and of values."""
         return self.kv_heads * self.head_width
 
     def window_of(self, block: int) -> int | None:
-        """Positions that block ``block`` looks back; None: all."""
+        """Returns how many positions block ``block`` looks back; None: all."""
         return None if self.full_every and (block + 1) % self.full_every == 0 else self.window
 
     def turns(self, block: int) -> bool:
-        """Whether block ``block`` has rotary positions."""
+        """Returns whether block ``block`` has rotary positions."""
         return self.positions == "rotary" and not (self.rope.skip_every and (block + 1) % self.rope.skip_every == 0)
 
 
@@ -407,7 +408,7 @@ class ResolvedOptimizerConfig(OptimizerConfig):
 
 @dataclass(kw_only=True)
 class ResolvedTrainConfig(TrainConfig):
-    """A run with every derived value (``trainer.shared.run.rules.resolve``): what the trainer works with. The same keys as ``TrainConfig``."""
+    """A run with every derived value (``trainer.shared.run.rules.resolve``), as the trainer uses it. The same keys as ``TrainConfig``."""
 
     model: ResolvedModelConfig = field()
     layout: ResolvedLayoutConfig = field()
@@ -415,7 +416,7 @@ class ResolvedTrainConfig(TrainConfig):
 
 
 def field_docs(cls: type, prefix: str = "") -> dict[str, str]:
-    """``{"layout.tensor": "tensor-parallel ranks", ...}`` for a config class, depth first."""
+    """Returns ``{"layout.tensor": "tensor-parallel ranks", ...}`` for a config class, depth first."""
     docs: dict[str, str] = {}
     for f in fields(cls):
         nested = f.default_factory if isinstance(f.default_factory, type) else None

@@ -1,4 +1,4 @@
-"""What launcher and ranks share of stages: names of files, forms of weights, and how text is made and tasks are asked."""
+"""Shared by launcher and ranks for stages: names of files, formats of weights, and the settings of generation and tasks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ COMPLETIONS = "completions.json"
 BUILTIN_TASKS = ("addition", "brackets", "copying", "members", "prose")
 """Tasks of ``trireme evaluate --tasks`` that need no download."""
 FORMATS = {"huggingface": ("float32", "bfloat16", "float16"), "gguf": ("float16", "q8_0"), "checkpoint": ("float32",)}
-"""What weights are converted to, and the types that each may have; the first is the default. A checkpoint is made of one of the others."""
+"""Formats that weights are converted to, and the types that each may have; the first is the default. A checkpoint is made of one of the
+others."""
 
 
 @dataclass
 class Sampling:
-    """How a token is chosen. Filters apply in this order: repetition penalty, temperature, top_k, top_p."""
+    """The choice of a token. Filters apply in this order: repetition penalty, temperature, top_k, top_p."""
 
     temperature: float = key(0.0, "0 = greedy (of equal ones the lowest id); above it, logits are divided by it", minimum=0)
     top_k: int = key(0, "choose among the k likeliest tokens; 0 = all", minimum=0)

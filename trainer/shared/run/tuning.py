@@ -1,4 +1,4 @@
-"""What tuning trains: its rules, and how many parameters each method adds. Pure.
+"""The rules of tuning, and how many parameters each method adds. Pure.
 
 Shapes: h hidden, g width of keys (and of values), f inner width of the MLP, r rank, n virtual tokens, e width of the encoder.
 """
@@ -17,7 +17,7 @@ MERGED = ("lora", "ia3")
 
 
 def check_tune(tune: TuneConfig, model: ResolvedModelConfig) -> None:
-    """Raise ``ConfigError`` on the first rule that ``tune`` breaks for a resolved ``model``."""
+    """Raises ``ConfigError`` on the first rule that ``tune`` breaks for a resolved ``model``."""
     if tune.dropout >= 1:
         raise ConfigError(f"tune.dropout={tune.dropout:g} drops everything; use a value from 0 to below 1")
     if tune.method == "lora":
@@ -32,7 +32,7 @@ def check_tune(tune: TuneConfig, model: ResolvedModelConfig) -> None:
 
 
 def check_tasks(config: TrainConfig) -> None:
-    """Raise ``ConfigError`` unless it is known of which task each example is, and every step has as many of each task."""
+    """Raises ``ConfigError`` unless each example has a known task, and every step has as many of each task."""
     data, tasks, batch = config.data, config.tune.tasks, config.run.global_batch
     if data.task is not None and data.kind != "instructions":
         raise ConfigError(f"data.task={data.task} is a field of examples, and data.kind={data.kind} has none; leave it out")
@@ -56,17 +56,17 @@ def _check_rank(tune: TuneConfig, model: ResolvedModelConfig) -> None:
 
 
 def text_model(model: ResolvedModelConfig, tune: TuneConfig) -> ResolvedModelConfig:
-    """``model`` with the sequence that is left for text."""
+    """Returns ``model`` with the sequence that is left for text."""
     return replace(model, seq=model.seq - virtual_tokens(tune))
 
 
 def virtual_tokens(tune: TuneConfig) -> int:
-    """Places at the beginning of each sequence that are no text."""
+    """Returns the number of positions at the beginning of each sequence that are not text."""
     return tune.virtual_tokens if tune.method in PROMPTS else 0
 
 
 def matrix_shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of each matrix of a block."""
+    """Returns inputs and outputs of each matrix of a block."""
     return {
         "qkv": (model.hidden, model.query_width + 2 * model.kv_width),
         "output": (model.query_width, model.hidden),
@@ -76,7 +76,7 @@ def matrix_shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def added_parameters(model: ResolvedModelConfig, tune: TuneConfig) -> int:
-    """Parameters that the method adds, which are all that it trains; 0 for full tuning."""
+    """Returns the number of parameters that the method adds and trains; 0 for full tuning."""
     h, norm = model.hidden, NORM_VECTORS[model.norm] * model.hidden
     n, e = tune.virtual_tokens * h, tune.encoder
     match tune.method:

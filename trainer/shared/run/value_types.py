@@ -23,13 +23,13 @@ class ValueType:
 
     @property
     def keyed(self) -> bool:
-        """Whether it is a dataclass, whose keys ``keys_of`` tells."""
+        """Returns whether it is a dataclass, whose keys ``keys_of`` returns."""
         return dataclasses.is_dataclass(self.base)
 
 
 @cache
 def value_type(hint: Any) -> ValueType:
-    """Takes an annotation apart, once. Of a union only the first type counts, and None."""
+    """Parses an annotation, once. Only the first type of a union counts, and None."""
     if isinstance(hint, ValueType):
         return hint
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -41,13 +41,15 @@ def value_type(hint: Any) -> ValueType:
 
 @cache
 def keys_of(cls: Any) -> Mapping[str, tuple[ValueType, dataclasses.Field[Any]]]:
-    """Type and field of every key of a dataclass. ``holds`` among a field's metadata says more of its plain data than the annotation."""
+    """Returns type and field of every key of a dataclass. ``holds`` in a field's metadata describes its plain data more closely than the
+    annotation."""
     hints = typing.get_type_hints(cls)
     return {each.name: (value_type(each.metadata.get("holds", hints[each.name])), each) for each in dataclasses.fields(cls)}
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether plain data ``value`` is of the type ``hint``, unconverted. Of a dataclass any keys may be missing, and others be there."""
+    """Returns whether plain data ``value`` is of the type ``hint``, unconverted. A dataclass may lack any keys, and others may be
+    present."""
     kind = value_type(hint)
     if kind.base is Any or (value is None and kind.optional):
         return True
