@@ -10,7 +10,7 @@ DEFECTS = [
     Defect(
         "layouts whose sharding does not divide the replicas are planned",
         SPACE,
-        '(table["optimizer"] % table["grads"] != 0) | (data % table["optimizer"] != 0),',
+        '(table["optimizer"] % table["grads"] != 0) | (shared % table["optimizer"] != 0),',
         '(table["optimizer"] % table["grads"] != 0),',
         "tests/search/test_space.py",
     ),
