@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 FOLDERS = {"train": "training", "inference": "serving"}
 """Folders of the goals, by ``task``."""
 Wanted = Mapping[str, list[Any]]
-"""Values that layout keys are kept to, by column."""
+"""Values to which layout keys are restricted, by column."""
 
 
 class GoalPlan(Protocol):
-    """Everything predicted, for ``trireme plan``."""
+    """All predictions, for ``trireme plan``."""
 
     @property
     def found(self) -> bool:
-        """Whether something fits, and keeps the limits."""
+        """Tells whether a row fits and keeps the limits."""
 
     def heading(self) -> str:
-        """Returns model, work and cluster in one line."""
+        """Describes model, workload and cluster in one line."""
 
     def answer(self, top: int, seconds: float, words: Sequence[str]) -> Answer:
-        """Returns what to choose from, and what to type next; lists show ``top`` rows. ``seconds`` is what predicting took, ``words`` are
-        those of the command."""
+        """Returns the rows to choose from and the next command; lists show ``top`` rows. ``seconds`` is the time that predicting took,
+        ``words`` are the command's arguments."""
 
     def explained(self, row: str, picture: Path) -> Answer:
         """Returns every part of one row, given by its place or name, and draws its timeline if it has one."""
 
     def measures(self, count: int, overrides: Sequence[str]) -> Answer:
-        """Returns the rows of which measurements teach most."""
+        """Returns the rows whose measurement reduces uncertainty most."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Files that a search has written: recipes by name, the winner in its trainer's own words, what was learnt of the machine."""
+    """Files that a search has written: recipes by name, the winner as its trainer's command, constants learnt about the machine."""
 
     recipes: Mapping[str, Path] = field(default_factory=dict)
     command: Path | None = None
@@ -55,39 +55,39 @@ class Written:
 
 
 class GoalSearch(Protocol):
-    """A search that is about to run: its candidates, and what is told of it. ``found`` is how it went."""
+    """A search that is about to run: its candidates and its reports. ``found`` is its outcome."""
 
     problem: Any  # a ``Searched``
-    teaches: bool  # whether its trials say what the cost model's constants are on this machine
+    teaches: bool  # whether its trials calibrate the cost model's constants for this machine
 
     def size(self) -> str:
-        """Returns how many candidates there are, in words."""
+        """Returns the number of candidates, in words."""
 
     def line(self, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
-        """Returns one trial as it ends."""
+        """Describes one trial as it ends."""
 
     def won(self, found: SearchOutcome[Any]) -> bool:
-        """Whether something that was measured can be recommended."""
+        """Tells whether a measured candidate can be recommended."""
 
     def front(self, found: SearchOutcome[Any]) -> dict[str, Any]:
-        """Returns what report and MLflow show besides the ranking."""
+        """Returns the data that report and MLflow show besides the ranking."""
         return {}
 
     def recipes(self, found: SearchOutcome[Any], default: Config) -> dict[str, tuple[dict[str, Any], str]]:
-        """Returns each recommendation by the name of its recipe: what differs from ``default``, and what it is."""
+        """Returns each recommendation by the name of its recipe: its changes to ``default``, and a description."""
 
     def files(self, name: str, found: SearchOutcome[Any]) -> dict[str, str]:
-        """Returns the winner of the search ``name`` in its trainer's own words, by file name."""
+        """Returns the winner of the search ``name`` as files for its trainer, by file name."""
         return {}
 
     def document(self, name: str, found: SearchOutcome[Any], written: Written) -> dict[str, Any]:
-        """Returns what was found, as plain data."""
+        """Returns the outcome as plain data."""
 
 
 @dataclass(frozen=True)
 class GoalTable:
-    """A table of measured runs: each row's prediction or the reason why it has none, how many have one, how good they are, and repeats of
-    a layout that contradict each other."""
+    """A table of measured runs: each row's prediction or the reason why it has none, the number of predictions, their errors, and repeats
+    of a layout that contradict each other."""
 
     lines: Sequence[Sequence[Any]]
     predicted: int
@@ -97,20 +97,20 @@ class GoalTable:
 
 @dataclass(frozen=True)
 class Goal:
-    """One thing that is sought. ``foreign`` keys have no meaning for it, and ``remedy`` says what to do about one."""
+    """An objective of plans and searches. ``foreign`` keys have no meaning for it, and ``remedy`` tells the user how to react to one."""
 
     foreign: Sequence[str]
     remedy: str
     plan: Callable[[Config, Wanted], GoalPlan]
-    check: Callable[[Config], None]  # ``ConfigError`` for what cannot be measured
+    check: Callable[[Config], None]  # raises ``ConfigError`` for a run that cannot be measured
     search: Callable[[Config, Wanted], GoalSearch]
     shown: Callable[[Mapping[str, Any]], Iterable[View]]  # a search's document, for people
-    recipes: Mapping[str, str]  # what the names of a search's recipes end in
-    measured: str  # what the rows of a table are
+    recipes: Mapping[str, str]  # suffixes of the names of a search's recipes
+    measured: str  # noun for the rows of a table
     columns: Sequence[str]  # of a row's prediction
     table: Callable[[str, TrainerProfile | None, bool], GoalTable]  # of a file, by a trainer, sweep by sweep too
-    unmeasured: str = ""  # why no runs are named that teach most; empty where they are
-    fixed: str = ""  # how a table is called that says all itself, so that no option changes what is predicted
+    unmeasured: str = ""  # reason why the most informative runs are not listed; empty if they are
+    fixed: str = ""  # name of a complete table, whose predictions do not depend on options; else empty
 
 
 def goal_of(task: str) -> Goal:

@@ -1,4 +1,4 @@
-"""Answers of verbs as plain data: the document that ``--json`` prints, and the lines and tables that people read instead."""
+"""Answers of verbs as plain data: the document that ``--json`` prints, and lines and tables for people."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from launcher.labels import percent, plural
 
 Entry = Mapping[str, Any]
-"""A row of a listing: a part of the document."""
+"""One row of a listing, a part of the document."""
 
 
 @dataclass(frozen=True)
 class GoalColumn:
-    """A column of a listing. ``key`` names what of an entry it shows, the whole entry if it is empty, and ``form`` turns that into text.
-    ``keep`` and ``least`` say what becomes of it in a narrow terminal, as in ``launcher.cli.console.Column``."""
+    """A column of a listing. ``key`` is the key of an entry that it shows, or the whole entry if empty; ``form`` turns the value into text.
+    ``keep`` and ``least`` control it in a narrow terminal, as in ``launcher.cli.console.Column``."""
 
     name: str
     key: str = ""
@@ -32,7 +32,7 @@ class GoalColumn:
 
 @dataclass(frozen=True)
 class Listing:
-    """Entries in as many columns as the terminal has room for, with their places in front."""
+    """Entries in as many columns as fit the terminal, preceded by their places."""
 
     columns: Sequence[GoalColumn]
     entries: Sequence[Entry]
@@ -41,20 +41,20 @@ class Listing:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table with all its columns. Of ``figures`` the first column names the row and the others are never wrapped; a ``compact`` grid
-    breaks its heads and has less space between; a row that is None is a rule."""
+    """A table with all its columns. In ``figures`` the first column names the row and the others are never wrapped; a ``compact`` grid
+    breaks its heads and has less space between columns; a row that is None is a horizontal rule."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str] | None]
     title: str | None = None
     figures: bool = False
     compact: bool = False
-    widest: int | None = None  # characters of the first column, from where it is wrapped
+    widest: int | None = None  # width at which the first column wraps, in characters
 
 
 @dataclass(frozen=True)
 class Line:
-    """Text that is never wrapped, after a title if it has one."""
+    """Text after its title, wrapped only if ``wraps``."""
 
     text: str
     title: str = ""
@@ -62,12 +62,12 @@ class Line:
 
 
 View = str | Line | Listing | Grid
-"""A ``str`` is text that is wrapped where the terminal ends."""
+"""A ``str`` is text that wraps at the width of the terminal."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Holds what a verb found. ``views`` may be made as they are shown. ``said`` goes to standard error where people read the answer."""
+    """The result of a verb. ``views`` may be generated lazily. ``said`` goes to standard error if people read the answer."""
 
     document: Any
     views: Iterable[View]
@@ -75,7 +75,7 @@ class Answer:
 
 
 def not_predicted(reasons: Counter[str]) -> Iterator[View]:
-    """Yields how many rows of a table have no prediction, by reason."""
+    """Yields the number of rows of a table without a prediction, by reason."""
     yield from (Line(f"{plural(count, 'row')} not predicted: {reason}") for reason, count in reasons.most_common())
 
 
@@ -85,5 +85,5 @@ def shares_of(title: str, values: Mapping[str, float], form: Callable[[float], s
     parts = sorted(values.items(), key=lambda item: -item[1])
     rows = [
         (name, form(value), percent(value / whole)) for name, value in parts if value > 1e-6 * whole
-    ]  # what should be 0 leaves some bits
+    ]  # rounding leaves a remainder of values that should be 0
     return Grid((title, "", "share"), [*rows, ("all", form(whole), "")])

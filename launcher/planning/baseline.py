@@ -1,7 +1,7 @@
-"""Hyper-parameters to start from, by family and size: what published runs of that size used, interpolated between them.
+"""Initial hyper-parameters by family and size: those of published runs, interpolated between them.
 
-Rules: the peak learning rate and the batch (in tokens) follow the published runs by straight lines over logarithms and stay
-constant outside of them; the batch is rounded to a power of two of sequences, times what the cluster's size needs to divide it.
+Rules: the peak learning rate and the batch (in tokens) are interpolated linearly over logarithms between the published runs and constant
+outside of them; the batch is rounded to a power of two of sequences, times the factor that lets the cluster's size divide it.
 Final learning rate a tenth of the peak, held for the last 0.166 of a GPT run's steps as the NeMo tool does; init std
 0.64 / sqrt(hidden); warm-up 0.15 % of the steps (GPT), 2,000 steps of 4 M tokens (LLaMA), 375 M tokens (BLOOM).
 AdamW betas 0.9 and 0.95, weight decay 0.1, clip 1, dropout by family, bf16.
@@ -20,7 +20,7 @@ from trainer.shared.run.schema import ModelConfig, OptimizerConfig, RunConfig
 
 @dataclass(frozen=True)
 class Baseline:
-    """A run to start from, without its layout."""
+    """Initial settings of a run, without its layout."""
 
     model: ModelConfig
     optimizer: OptimizerConfig
@@ -28,7 +28,7 @@ class Baseline:
 
 
 def baseline(model: ModelConfig, tokens: float, gpus: int = 1) -> Baseline:
-    """Hyper-parameters for ``model`` trained on ``tokens``; ``gpus`` only rounds the batch."""
+    """Returns hyper-parameters for ``model`` trained on ``tokens``; ``gpus`` only rounds the batch."""
     if tokens < model.seq:
         raise ConfigError(f"tokens={tokens:g} is less than one sequence of model.seq={model.seq}")
     defaults = family_defaults(model.family)
@@ -53,7 +53,7 @@ def baseline(model: ModelConfig, tokens: float, gpus: int = 1) -> Baseline:
 
 
 def round_batch(sequences: float, gpus: int) -> int:
-    """The power of two times the odd part of ``gpus`` that is nearest to ``sequences`` (over logarithms), so that replicas divide it."""
+    """Returns the power of two times the odd part of ``gpus`` nearest to ``sequences`` (over logarithms), so that replicas divide it."""
     odd = gpus
     while odd % 2 == 0:
         odd //= 2

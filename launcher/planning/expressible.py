@@ -1,4 +1,4 @@
-"""The layouts of a space that a trainer can be told. Pure, over columns; ``launcher.config.command.inexpressible`` judges a single
+"""The layouts of a space that a trainer has options for. Pure, over columns; ``launcher.config.command.inexpressible`` judges a single
 layout."""
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ CUT_EXPERTS = "trainer: deals out experts to context and data ranks alone"
 
 
 def expressible(found: Space, trainer: TrainerProfile) -> Space:
-    """``found`` without layouts that ``trainer`` has no words for; each counts for the first key that it lacks. ``ConfigError`` if none is
-    left."""
+    """Removes layouts that ``trainer`` has no options for; each counts for the first missing key. ``ConfigError`` if none is left."""
     if not trainer.foreign:
         return folding(found, trainer)
     found, told = folding(found, trainer), mentioned(trainer.launch)
@@ -51,15 +50,15 @@ def expressible(found: Space, trainer: TrainerProfile) -> Space:
 
 
 def within_told(limits: SpaceConfig, trainer: TrainerProfile) -> SpaceConfig:
-    """``limits`` without the axes that ``trainer`` has no words for, so that they are not enumerated: context and experts. What a trainer
-    that is only predicted could be told, its profile says as well."""
+    """Sets to 1 the limits of axes (context, expert) that ``trainer`` has no option for, so that they are not enumerated. The profile of a
+    trainer that is only predicted lists its options as well."""
     told = set() if trainer.embedded else mentioned(trainer.launch).keys()
     untold: dict[str, Any] = {f"max_{name}": 1 for name in UNTRAINED_AXES if f"layout.{name}" not in told}
     return dataclasses.replace(limits, **untold)
 
 
 def refuse_axes(trainer: TrainerProfile, wanted: Mapping[str, Sequence[Any]]) -> None:
-    """``ConfigError`` where a degree was asked for of an axis that ``trainer`` has no words for."""
+    """Raises ``ConfigError`` for a requested degree of an axis that ``trainer`` has no option for."""
     limits = within_told(SpaceConfig(), trainer)
     for name in UNTRAINED_AXES:
         value = max(wanted.get(name, [1]))
@@ -70,7 +69,7 @@ def refuse_axes(trainer: TrainerProfile, wanted: Mapping[str, Sequence[Any]]) ->
 
 
 def folding(found: Space, trainer: TrainerProfile) -> Space:
-    """``found`` without layouts whose experts would need tensor ranks, where ``trainer`` cuts every expert over those."""
+    """Removes layouts whose experts would need tensor ranks if ``trainer`` splits every expert over those."""
     table, dropped = found.table, dict(found.dropped)
     if not trainer.memory.whole_experts:
         table = _kept(table, table["data"] * table["context"] % table["expert"] == 0, CUT_EXPERTS, dropped)
@@ -78,7 +77,7 @@ def folding(found: Space, trainer: TrainerProfile) -> Space:
 
 
 def zero_stages(table: np.ndarray) -> np.ndarray:
-    """Per layout the stage of ZeRO over all replicas; -1 for other factors."""
+    """Returns the stage of ZeRO over all replicas per layout; -1 for other factors."""
     params, grads, optimizer = (table[name] for name in ("params", "grads", "optimizer"))
     data = table["data"] * table["context"]
     shards = [optimizer, grads, params]

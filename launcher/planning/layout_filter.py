@@ -20,39 +20,39 @@ FREE = ("data", "balance")
 
 
 def columns_wanted(sweeps: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """``{"layout.recompute": ["none", "full"]}`` as ``{"recompute": [0, 2]}``. ``ConfigError`` for what is not searched and for wrong
-    values."""
+    """Turns ``{"layout.recompute": ["none", "full"]}`` into ``{"recompute": [0, 2]}``. ``ConfigError`` for keys that are not
+    searched and for wrong values."""
     known = {key: name for name, key in KEYS.items()}
     found = {}
     for key, values in sweeps.items():
         if key not in known:
             raise ConfigError(f"{key}={','.join(map(str, values))} cannot be searched{nearest(key, known)}; searched are {listed(known)}")
-        if known[key] != "data" or None not in values:  # replicas that follow from the cluster are no choice
+        if known[key] != "data" or None not in values:  # replicas that follow from the cluster are not a choice
             found[known[key]] = list(dict.fromkeys(_code(known[key], value) for value in values))
     return found
 
 
 def _code(name: str, value: Any) -> Any:
-    """``value`` as column ``name`` holds it, once it is read like the key of a single run."""
+    """Returns the code of ``value`` in column ``name``, after validation like the key of a single run."""
     cls, where = (ShardingConfig, "layout.sharding.") if name in SHARDED else (LayoutConfig, "layout.")
     read = getattr(from_dict(cls, {name: value}, where), name)
     return WORDS[name].index(read) if name in WORDS else -1 if read is None else read
 
 
 def describe(name: str, codes: Iterable[Any]) -> str:
-    """What ``codes`` of column ``name`` are as an override: ``layout.recompute=none,full``."""
+    """Renders ``codes`` of column ``name`` as an override: ``layout.recompute=none,full``."""
     read = [WORDS[name][code] if name in WORDS else None if code == -1 else code for code in codes]
     return f"{KEYS[name]}={','.join(map(word, read))}"
 
 
 def from_layout(layout: LayoutConfig, wanted: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """``wanted``, and of all columns that it does not name the value that ``layout`` has: the grid that a sweep would run."""
+    """Fills the columns missing from ``wanted`` with the values of ``layout``: the grid that a sweep would run."""
     row = to_table([layout if layout.data else dataclasses.replace(layout, data=1)])[0]
     return {name: wanted.get(name, [row[name].item()]) for name in LAYOUT_DTYPE.names or () if name in wanted or name not in FREE}
 
 
 def widen_space(wanted: Mapping[str, list[Any]], limits: SpaceConfig) -> SpaceConfig:
-    """``limits`` with what ``wanted`` names in place of their own values, so that what was asked for is looked at."""
+    """Replaces values of ``limits`` by those that ``wanted`` names, so that the space contains the requested layouts."""
     found: dict[str, Any] = {}
     for name in ("tensor", "pipeline", "virtual_pipeline", "micro_batch", "context", "expert"):
         if name in wanted:

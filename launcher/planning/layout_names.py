@@ -15,7 +15,7 @@ DEGREES = {"t": "tensor", "d": "data", "c": "context", "e": "expert", "mb": "mic
 
 
 def name_of(layout: LayoutConfig) -> str:
-    """The label of the tables, with what it leaves out where that matters: uneven stages and partial recomputation."""
+    """Returns the label of the tables, with uneven stages and partial recomputation added."""
     words = [layout_label(to_dict(layout))]
     words += ["balanced"] * (layout.balance == "cost")
     words += [f"every-{layout.recompute_every}"] * (layout.recompute_every > 1)
@@ -23,18 +23,18 @@ def name_of(layout: LayoutConfig) -> str:
 
 
 def overrides_of(layout: LayoutConfig, base: LayoutConfig | None = None) -> list[str]:
-    """The Hydra overrides that make ``layout`` out of ``base`` (the default layout). ``data`` is left to follow from the cluster."""
+    """Returns the Hydra overrides that turn ``base`` (the default layout) into ``layout``. ``data`` is omitted: the cluster implies it."""
     wanted, given = flatten(dataclasses.replace(layout, data=None), "layout."), flatten(base or LayoutConfig(), "layout.")
     return [f"{key}={word(value)}" for key, value in wanted.items() if value != given[key]]
 
 
 def word(value: Any) -> str:
-    """A value in Hydra's grammar."""
+    """Renders a value in Hydra's grammar."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 
 def layout_of(name: str) -> LayoutConfig:
-    """The layout that ``name`` means. ``ConfigError`` names the word that is not understood, or the degree out of range."""
+    """Parses a layout's short name. ``ConfigError`` names the unknown word, or the degree that is out of range."""
     values: dict[str, Any] = {}
     for word in name.replace(",", " ").split():
         values |= _meaning(word, name)

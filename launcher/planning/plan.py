@@ -1,4 +1,4 @@
-"""Every layout of the space predicted, ordered, and a reason for each that is out. Pure."""
+"""Every layout of the space, predicted and ordered, with a reason for each exclusion. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainer.shared.run.schema import LayoutConfig
 
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)
 LISTED = 1000
-"""The fastest layouts, of which most is wanted to be known: their covariances are a matrix of that size."""
+"""The number of fastest layouts whose covariances are computed, a square matrix of that size."""
 ASKED = "asked: does not have the values given for layout keys"
 SEQUENCES = "async: run.async_tensor is for layouts with sequence parallelism"
 VERDICTS = (
@@ -42,7 +42,7 @@ VERDICTS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The layouts of a space with what is predicted of each; ``verdict`` holds an index into ``VERDICTS`` per layout."""
+    """The layouts of a space with their predictions; ``verdict`` holds an index into ``VERDICTS`` per layout."""
 
     space: Space
     case: Case
@@ -52,22 +52,22 @@ class Plan:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """Step time per layout. ``estimate.step_time`` sums the parts on every access."""
+        """Caches the step time per layout: ``estimate.step_time`` sums the parts on every access."""
         return self.estimate.step_time
 
     @cached_property
     def chances(self) -> np.ndarray:
-        """Probability that a layout fits and is the fastest of all that do, per layout; 0 for one that recomputes what surely fits."""
+        """Returns the probability per layout that it is the fastest that fits; 0 for one that recomputes activations that surely fit."""
         return fastest(self._surrogate, of_use(self.estimate.fits, plain(self.space.table)))
 
     @cached_property
     def candidates(self) -> np.ndarray:
-        """Rows that are likely to fit: in, or dominated by one that is."""
+        """Returns the rows that are likely to fit: in, or dominated by one that is."""
         return np.flatnonzero((self.verdict == IN) | (self.verdict == DOMINATED))
 
     @property
     def believed(self) -> Mixture:
-        """The distribution of each layout's step time."""
+        """Returns the distribution of each layout's step time."""
         return self._surrogate.posterior()
 
     @cached_property
@@ -77,23 +77,23 @@ class Plan:
 
     @cached_property
     def order(self) -> np.ndarray:
-        """Rows that are in, fastest first."""
+        """Returns the rows that are in, fastest first."""
         return self.fastest(IN)
 
     def fastest(self, verdict: int) -> np.ndarray:
-        """Rows of one verdict, fastest first."""
+        """Returns the rows of one verdict, fastest first."""
         rows = np.flatnonzero(self.verdict == verdict)
         return rows[np.argsort(self.seconds[rows], kind="stable")]
 
     @property
     def out(self) -> dict[str, int]:
-        """How many of the predicted layouts each verdict but ``IN`` keeps off the list; ``space.dropped`` counts what was not predicted."""
+        """Counts the predicted layouts that are out by verdict; ``space.dropped`` counts those that were not predicted."""
         counts = Counter({VERDICTS[code]: int((self.verdict == code).sum()) for code in (AT_EDGE, MEMORY, DOMINATED)})
         return {reason: count for reason, count in counts.most_common() if count}
 
     def most_telling(self, count: int) -> tuple[list[int], list[float]]:
-        """Up to ``count`` rows of ``order`` whose measurement leaves least open of the step times of all of them, and the relative spread
-        of a step time before any and after each."""
+        """Returns up to ``count`` rows of ``order`` whose measurement reduces the uncertainty of all step times most, and the relative
+        spread of a step time before the first and after each."""
         rows = self.order[:LISTED]
         some, left = most_telling(self.widths, self._surrogate.traits.rows(rows), [np.arange(len(rows))] * count)
         return [int(rows[i]) for i in some], left
@@ -105,7 +105,7 @@ class Plan:
         return explain(self.estimate, row, self.case, self.widths)
 
     def find(self, layout: LayoutConfig) -> int | None:
-        """The row of ``layout``, or None when it is not in the space."""
+        """Returns the row of ``layout``, or None if it is not in the space."""
         wanted = to_table([layout])[0]
         same = np.ones(len(self.space.table), dtype=bool)
         for name in self.space.table.dtype.names or ():
@@ -115,9 +115,9 @@ class Plan:
 
 
 def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str, Sequence[Any]] | None = None) -> Plan:
-    """Plan the model, global batch, precision and cluster of ``config``; its layout is not looked at.
+    """Plans the model, global batch, precision and cluster of ``config``; ignores its layout.
 
-    ``wanted`` keeps only layouts with given values, by column. ``ConfigError`` when there is none.
+    ``wanted`` keeps only layouts with given values, by column. ``ConfigError`` if there are none.
     """
 
     check_precision(config)
@@ -137,8 +137,8 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
 
 
 def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]], usual: Callable[[], Space]) -> Space:
-    """The layouts of ``found`` that have the values asked for. Where none has, the error names those that ``usual`` has, too: ``found`` may
-    end at what was asked for."""
+    """Returns the layouts of ``found`` that have the ``wanted`` values. If none has, the error also names the values in ``usual``, since
+    ``found`` may end at the requested ones."""
     keep = np.ones(len(found.table), dtype=bool)
     for name, values in wanted.items():
         has = np.isin(found.table[name], list(values))
@@ -156,7 +156,7 @@ def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]], usual: Callable[
 
 
 def refuse_pair(name: str, having: np.ndarray, wanted: Mapping[str, Sequence[Any]]) -> None:
-    """``ConfigError`` where the layouts ``having`` what was asked for of ``name`` lack what was asked for of another column."""
+    """Raises ``ConfigError`` if no layout of ``having`` (those with the wanted ``name``) has the wanted values of another column."""
     for other, values in wanted.items():
         if other == name or not len(having) or np.isin(having[other], list(values)).any():
             continue
@@ -168,7 +168,7 @@ def refuse_pair(name: str, having: np.ndarray, wanted: Mapping[str, Sequence[Any
 
 
 def sharding_sequences(found: Space) -> Space:
-    """The layouts of ``found`` that ``run.async_tensor`` is for."""
+    """Keeps the layouts of ``found`` with sequence parallelism, which ``run.async_tensor`` needs."""
     keep = found.table["sequence_parallel"]
     if not keep.any():
         raise ConfigError("run.async_tensor=true is for layouts with layout.sequence_parallel=true, and there are none; leave it out")
@@ -176,7 +176,7 @@ def sharding_sequences(found: Space) -> Space:
 
 
 def judge(table: np.ndarray, predicted: Estimate) -> np.ndarray:
-    """A verdict per layout. What is at the edge of memory is never dominated, since nobody knows yet what dominates it fits."""
+    """Returns a verdict per layout. A layout near the memory limit is never dominated: the one that beats it may not fit."""
     verdict = np.where(predicted.fits >= FITS, IN, np.where(predicted.fits >= CANNOT_FIT, AT_EDGE, MEMORY))
     rows = np.flatnonzero(verdict == IN)
     groups = (table["context"][rows].astype(np.int64) * 2**20 + table["tensor"][rows]) * 2**20 + table["pipeline"][rows]
@@ -186,7 +186,7 @@ def judge(table: np.ndarray, predicted: Estimate) -> np.ndarray:
 
 
 def pareto(group: np.ndarray, time: np.ndarray, memory: np.ndarray) -> np.ndarray:
-    """Which elements are the first of their group in time, or need less memory than all faster ones of their group."""
+    """Marks the elements that are the fastest of their group, or need less memory than all faster ones of it."""
     order = np.lexsort((memory, time, group))
     keep = np.zeros(len(order), dtype=bool)
     starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if len(order) else np.array([], dtype=int)
@@ -198,5 +198,5 @@ def pareto(group: np.ndarray, time: np.ndarray, memory: np.ndarray) -> np.ndarra
 
 
 def world(cluster: ClusterConfig) -> str:
-    """``128 x 8 A100-80GB-SXM``, for headings."""
+    """Returns a heading such as ``128 x 8 A100-80GB-SXM``."""
     return f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.hardware.name}"

@@ -1,4 +1,4 @@
-"""A complete run as a recipe: the few keys that differ from the defaults, as a file of Hydra's group ``recipe``. Pure."""
+"""A complete run as a recipe: the keys that differ from the defaults, as a file of Hydra's group ``recipe``. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 SECTIONS = ("model", "layout", "data", "optimizer", "run", "tracking", "tune", "cluster")
-"""What a trial is; all else says how it is looked for. A trainer that is not ours belongs to it, too."""
+"""Sections that define a trial; the others define the search for it. A foreign trainer belongs to it, too."""
 
 
 def recipe(config: Config, default: Config, hardware: Mapping[str, HardwareConfig]) -> dict[str, Any]:
-    """``config`` as nested data: the cluster and the device that it chooses, and the keys in which it differs from these.
+    """Returns ``config`` as nested data: its choice of cluster and device, and the keys in which it differs from these.
 
-    ``default`` is the configuration composed with its cluster's backend and nothing else. ``hardware`` are the devices that have a name;
-    another one is written out. The layout's data degree is left to follow from the cluster.
+    ``default`` is the configuration composed with only its cluster's backend. ``hardware`` holds the named devices; any other device is
+    written out. The layout's data degree is omitted and follows from the cluster.
     """
     place = config.cluster
     device = next((name for name, known in hardware.items() if known == place.hardware), None)
@@ -35,7 +35,7 @@ def recipe(config: Config, default: Config, hardware: Mapping[str, HardwareConfi
 
 
 def underived(model: ModelConfig) -> ModelConfig:
-    """``model`` without the values that are derived from the others anyway."""
+    """Returns ``model`` without the values that follow from the others."""
     whole, model = resolve_model(model), ModelConfig(**vars(model))
     for field in dataclasses.fields(ModelConfig):
         derived: dict[str, Any] = {field.name: None} if field.default is None else {}
@@ -46,7 +46,7 @@ def underived(model: ModelConfig) -> ModelConfig:
 
 
 def changes(config: Any, default: Any) -> dict[str, Any]:
-    """The keys of ``config`` whose value is not the default's."""
+    """Returns the keys of ``config`` whose value differs from the default's."""
     return _changes(to_dict(config), to_dict(default))
 
 

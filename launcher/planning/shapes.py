@@ -1,9 +1,9 @@
-"""From a number of parameters to the shape of a GPT, LLaMA or BLOOM: published shapes where there is one, else interpolation.
+"""Shapes of GPT, LLaMA or BLOOM models by number of parameters: a published shape if there is one, else interpolation.
 
 The rules, in order:
   1. Within 4 % of a published model, that model's shape.
-  2. Else the hidden size follows the published ones by straight lines over log parameters and log hidden (beyond the last one:
-     hidden grows with the cube root of the parameters, so that depth and width grow alike), the width of a head likewise.
+  2. Else the hidden size is interpolated linearly over log parameters and log hidden between the published ones (beyond the last one,
+     hidden grows with the cube root of the parameters, so that depth and width grow alike), and so is the width of a head.
   3. Among hidden sizes nearby (multiples of 8 heads, so that 8 tensor ranks divide them; of 4 below hidden 2048) and all depths,
      the shape with the smallest misfit: |log size error| + |log hidden error| / 4, and 0.04 more for an odd depth or 0.015 for one
      that 4 does not divide.
@@ -24,21 +24,21 @@ from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 FAMILY_DEFAULTS = {name: family.published for name, family in FAMILIES.items() if family.published is not None}
-"""The families of which published models are known."""
+"""Families with published models."""
 SAME_SIZE, WRONG_SIZE = 0.04, 0.15
 HEAD_WIDTHS = (32, 64, 80, 96, 128, 160, 192, 256)
 SMALLEST, LARGEST = 1e6, 2e13
 
 
 def family_defaults(family: str) -> FamilyDefaults:
-    """What is known of ``family``; ``ConfigError`` if it is not one of those that are trained here."""
+    """Returns the published models and defaults of ``family``; ``ConfigError`` for an unknown one."""
     if family not in FAMILY_DEFAULTS:
         raise ConfigError(f"family={family!r} is not one of {listed(FAMILY_DEFAULTS)}{nearest(family, FAMILY_DEFAULTS)}")
     return FAMILY_DEFAULTS[family]
 
 
 def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int = 2048) -> ModelConfig:
-    """The model of ``family`` with about ``parameters`` parameters (counted whole: embeddings, biases and norms)."""
+    """Returns the model of ``family`` with about ``parameters`` parameters (embeddings, biases and norms included)."""
     defaults = family_defaults(family)
     if not SMALLEST <= parameters <= LARGEST:
         raise ConfigError(f"a model of {parameters:.3g} parameters is outside of what is known; ask for {SMALLEST:g} to {LARGEST:g}")
@@ -59,12 +59,12 @@ def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int
 
 
 def count(model: ModelConfig) -> float:
-    """Parameters of ``model``, by the cost model's formula."""
+    """Counts the parameters of ``model`` by the cost model's formula."""
     return float(Shape.of(model).parameters)
 
 
 def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ModelConfig:
-    """A model with the family's MLP width and key/value heads filled in."""
+    """Returns a model with the family's MLP width and key/value heads filled in."""
     defaults = FAMILY_DEFAULTS[family]
     multiple = defaults.ffn_multiple
     ffn = multiple * math.ceil(8 * hidden / 3 / multiple) if multiple else 4 * hidden
@@ -76,9 +76,9 @@ def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: in
 
 
 def interpolate(family: str, parameters: float, value: Callable[[ReferenceModel], float], beyond: float = 0.0) -> float:
-    """``value`` of the published models at ``parameters``, by straight lines over logarithms.
+    """Interpolates ``value`` of the published models at ``parameters``, linearly over logarithms.
 
-    Outside of them the nearest model's value times (its size ratio) ** ``beyond``.
+    Outside of them, returns the nearest model's value times (its size ratio) ** ``beyond``.
     """
     defaults = FAMILY_DEFAULTS[family]
     points = [(count(build(family, a.layers, a.hidden, a.heads, defaults.vocab, 2048)), value(a)) for a in defaults.models]
@@ -86,7 +86,7 @@ def interpolate(family: str, parameters: float, value: Callable[[ReferenceModel]
 
 
 def log_interpolate(points: list[tuple[float, float]], x: float, beyond: float = 0.0) -> float:
-    """Piecewise linear over log x and log y through ``points`` (ascending x); outside, y of the end point times (x ratio) ** ``beyond``."""
+    """Interpolates linearly over log x and log y (ascending x); outside, returns y of the end point times (x ratio) ** ``beyond``."""
     if x <= points[0][0] or x >= points[-1][0]:
         end_x, end_y = points[0] if x <= points[0][0] else points[-1]
         return end_y * (x / end_x) ** beyond
@@ -97,7 +97,7 @@ def log_interpolate(points: list[tuple[float, float]], x: float, beyond: float =
 
 
 def _nearby(family: str, parameters: float, hidden: float, width: float, vocab: int, seq: int) -> Iterator[ModelConfig]:
-    """Shapes around the wanted hidden size, each with the two depths whose size is next to ``parameters``."""
+    """Yields shapes around the wanted hidden size, each with the two depths whose size is next to ``parameters``."""
     head = min(HEAD_WIDTHS, key=lambda w: abs(math.log(w / width)))
     group = 8 if hidden >= 2048 else 4
     middle = max(1, round(hidden / (head * group)))

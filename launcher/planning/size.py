@@ -1,8 +1,8 @@
-"""How large a model GPUs, days and tokens allow, and what the same work could buy instead.
+"""The largest model that GPUs, days and tokens allow, and other ways to spend the same work.
 
 The work of a run is counted as it is executed: 6 FLOPs per matrix parameter and token (8 when blocks are fully recomputed),
-plus attention, which the usual 6 N leaves out. "Achieved" TFLOP/s are executed FLOPs over time, so that a rate printed for a run
-with recomputation (SC21's 140 per A100) is used with the recomputation that it was measured with.
+plus attention, which the usual 6 N leaves out. "Achieved" TFLOP/s are executed FLOPs over time, so a rate published for a run with
+recomputation (SC21's 140 per A100) goes with the recomputation it was measured with.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DAYS, MEMORY = "days", "memory"
 
 @dataclass(frozen=True)
 class Budget:
-    """What there is to spend."""
+    """The GPUs and days that a run may take."""
 
     gpus: int
     days: float
@@ -59,15 +59,15 @@ class Choice:
 
 
 Seconds = Callable[[ModelConfig, float], float]
-"""Wall-clock seconds to train a model on so many tokens; infinite where it does not fit into memory."""
+"""Wall-clock seconds to train a model on that many tokens; infinite if it does not fit into memory."""
 PRECISION = 1.005
-"""The ratio of two sizes between which no other one is looked for: shapes are further apart."""
+"""Ratio of two sizes at which the bisection ends: shapes are further apart."""
 BEYOND = (1.02, 1.04, 1.06, 1.08, 1.1)
 """Sizes tried beyond the first that exceeds the budget."""
 
 
 def executed_flops(model: ModelConfig, recompute: str = "none") -> float:
-    """FLOPs of one token: forward and backward, plus the attention core (selective) or all blocks (full) forward once more."""
+    """Returns the FLOPs of one token: forward and backward, and a second forward of the attention core (selective) or all blocks (full)."""
     if recompute not in RECOMPUTE:
         raise ConfigError(f"recompute={recompute!r} is not one of {listed(RECOMPUTE)}")
     shape = Shape.of(model)
@@ -77,18 +77,18 @@ def executed_flops(model: ModelConfig, recompute: str = "none") -> float:
 
 
 def seconds_at(gpus: int, tflops: float, recompute: str) -> Seconds:
-    """Training time when every GPU executes ``tflops`` TFLOP/s, whatever the model."""
+    """Returns the training time as a function of model and tokens if every GPU executes ``tflops`` TFLOP/s."""
     if tflops <= 0:
         raise ConfigError(f"tflops={tflops:g} must be more than 0")
     return lambda model, tokens: executed_flops(model, recompute) * tokens / (gpus * tflops * 1e12)
 
 
 def largest(family: str, budget: Budget, tokens: float | None, seconds: Seconds, vocab: int | None = None, seq: int = 2048) -> Choice:
-    """The largest model that is trained on ``tokens`` within the budget; ``tokens=None``: on 20 tokens per parameter.
+    """Returns the largest model that can be trained on ``tokens`` within the budget; ``tokens=None``: on 20 tokens per parameter.
 
-    Found by bisection, as time and memory grow with size; and as some shapes divide the GPUs better than others, a few sizes beyond are
-    tried too. Shapes are discrete, so that up to their spacing (a few per cent) of the budget is left. ``ConfigError`` when no model is
-    small enough, or when even the largest one that is known is not large enough.
+    Bisects, since time and memory grow with size, and tries a few larger sizes, since some shapes divide the GPUs better than others.
+    Shapes are discrete: up to their spacing (a few per cent) of the budget remains. ``ConfigError`` if no model is small enough, or the
+    largest known one does not use up the budget.
     """
     if tokens is not None and tokens <= 0:
         raise ConfigError(f"tokens={tokens:g} must be more than 0")
@@ -96,7 +96,7 @@ def largest(family: str, budget: Budget, tokens: float | None, seconds: Seconds,
     impossible: list[ConfigError] = []
 
     def attempt(parameters: float) -> Choice | None:
-        """A model of about that size; None where it would be smaller than its embeddings, or than so many GPUs can share."""
+        """Returns a model of about that size; None if that is smaller than its embeddings, or too small for so many GPUs to share."""
         try:
             model = shape_for(family, parameters, vocab, seq)
             planned = count(model) * TOKENS_PER_PARAMETER if tokens is None else tokens
@@ -124,7 +124,7 @@ def largest(family: str, budget: Budget, tokens: float | None, seconds: Seconds,
 
 
 def _answer(family: str, budget: Budget, found: Choice | None, beyond: Choice | None) -> Choice:
-    """``found``, with what kept it from being as large as ``beyond``."""
+    """Returns ``found`` with the limit that ``beyond`` exceeds."""
     spent = f"{budget.days:g} days on {plural(budget.gpus, 'GPU')}"
     if beyond is None:
         raise ConfigError(f"no {family} that is known fills {spent}; give more --tokens, fewer --days or fewer --gpus")
@@ -138,12 +138,12 @@ def _answer(family: str, budget: Budget, found: Choice | None, beyond: Choice | 
 
 
 def chinchilla_loss(parameters: float, tokens: float) -> float:
-    """E + A / N^0.34 + B / D^0.28, in nats per token (Hoffmann et al. 2022, equation 10). Good for comparing, not for promising."""
+    """Returns E + A / N^0.34 + B / D^0.28, in nats per token (Hoffmann et al. 2022, equation 10): for comparison, not as a forecast."""
     return float(1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28)
 
 
 def alternatives(choice: Choice, budget: Budget, seconds: Seconds) -> list[Choice]:
-    """Other ways to spend the same budget: compute-optimal, and models of a half and a quarter of the size, trained for longer."""
+    """Returns other ways to spend the same budget: compute-optimal, and models of half and a quarter of the size, trained for longer."""
     family, vocab, seq = choice.model.family, choice.model.vocab, choice.model.seq
     choices = [] if choice.name == OPTIMAL else [largest(family, budget, None, seconds, vocab, seq)]
     for part, name in ((2, "half the size"), (4, "a quarter of the size")):

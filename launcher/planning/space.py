@@ -1,13 +1,13 @@
-"""Every layout of a model on a cluster, as one numpy table, with the reason for each combination that is left out.
+"""Every layout of a model on a cluster, as one numpy table, with the reason for each excluded combination.
 
 The rules are those of ``trainer.shared.run.rules``, over columns instead of one run at a time (``violations``; a test compares the
-two on random points), plus two that spare the planner what cannot be better (``redundancies``).
+two on random points), plus two that remove layouts that cannot be better (``redundancies``).
 
-Context degrees that nobody asked for are powers of two, and leave each rank ``CONTEXT_TOKENS`` tokens of a sequence. Keys and values of
-the ring travel behind attention only where a rank has thousands of tokens (Liu et al. 2023, arXiv 2310.01889, section 3: a block must be
-longer than arithmetic rate over bandwidth), and thinner pieces make matrix products thin where another axis would not; so shorter ones
-are never the fastest, and without them a space of five axes is predicted in a second or two. ``search.space.max_context`` asks for every
-degree up to it. Expert degrees are the borders at which dispatch changes its pace, as sharding factors are: none, a node, all experts.
+By default, context degrees are powers of two that leave each rank at least ``CONTEXT_TOKENS`` tokens of a sequence. Attention hides the
+ring's transfers of keys and values only if a rank has thousands of tokens (Liu et al. 2023, arXiv 2310.01889, section 3: a block must be
+longer than arithmetic rate over bandwidth), and shorter pieces make matrix products thin where another axis would not. Shorter pieces are
+therefore never the fastest, and without them a space of five axes is predicted in a second or two. ``search.space.max_context`` admits
+every degree up to it. Expert degrees, as sharding factors, are those at which the speed of dispatch changes: none, a node, all experts.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ REDUNDANT = (
     "same: another layout of the space means the same run",
 )
 CONTEXT_TOKENS = 4096
-"""Tokens of a sequence below which another context rank is not looked at unless it is asked for."""
+"""The least tokens of a sequence per context rank, unless ``search.space.max_context`` is given."""
 INTERLEAVED, EQUAL, COST, FULL = SCHEDULES.index("interleaved"), BALANCES.index("equal"), BALANCES.index("cost"), RECOMPUTE.index("full")
 
 
 @dataclass(frozen=True)
 class Space:
-    """The layouts that are in (``LAYOUT_DTYPE``, one record each), and how many combinations each reason took out."""
+    """The layouts that are in (``LAYOUT_DTYPE``, one record each), and the number of combinations excluded by each reason."""
 
     table: np.ndarray
     dropped: dict[str, int]
 
 
 def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig | None = None) -> Space:
-    """All layouts that fill ``cluster``. ``ConfigError`` when ``model`` itself breaks a rule or no layout is left."""
+    """Returns all layouts that fill ``cluster``. ``ConfigError`` if ``model`` itself breaks a rule or no layout is left."""
     check_model(model)
     limits, model, dropped = _once(limits or SpaceConfig()), resolve_model(model), Counter[str]()
 
     def keep(table: np.ndarray, weight: int) -> np.ndarray:
-        """What obeys the rules; what does not counts as often as it would have been refined further."""
+        """Returns the layouts that obey the rules; counts each of the others as many times as it would have been refined."""
         why = violations(table, model, cluster.world_size, global_batch)
         why = np.where(why >= 0, why, redundancies(table, model, cluster.gpus_per_node, limits))
         for code, times in zip(*np.unique(why[why >= 0], return_counts=True)):
@@ -82,7 +82,7 @@ def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits:
 
 
 def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_batch: int) -> np.ndarray:
-    """Per layout, the index in ``RULES`` of the first rule of ``trainer.shared.run.rules`` that it breaks on ``world_size`` ranks, or -1.
+    """Returns per layout the index in ``RULES`` of the first rule of ``trainer.shared.run.rules`` broken on ``world_size`` ranks, or -1.
 
     ``model`` is resolved. A ``data`` degree of 0 stands for "does not divide the cluster".
     """
@@ -107,11 +107,11 @@ def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_ba
 
 
 def redundancies(table: np.ndarray, model: ModelConfig, gpus_per_node: int, limits: SpaceConfig) -> np.ndarray:
-    """Per layout, the index in ``RULES + REDUNDANT`` of why it need not be looked at, or -1.
+    """Returns per layout the index in ``RULES + REDUNDANT`` of the reason to skip it, or -1.
 
     A tensor group that straddles nodes sends every layer's activations through the slowest link with the node's GPUs split
-    unevenly. Schedules are one and the same without a pipeline, sequence parallelism is nothing without a tensor group, and where
-    chunks are single blocks the first of every so many is each of them.
+    unevenly. Without a pipeline all schedules are the same, without a tensor group sequence parallelism has no effect, and if chunks
+    are single blocks, recomputing the first of every few blocks recomputes all.
     """
     tensor, pipeline, virtual = table["tensor"], table["pipeline"], table["virtual_pipeline"]
     plain = "1f1b" if "1f1b" in limits.schedules else next((name for name in limits.schedules if name != "interleaved"), "")
@@ -127,12 +127,12 @@ def redundancies(table: np.ndarray, model: ModelConfig, gpus_per_node: int, limi
 
 
 def _first(broken: Sequence[np.ndarray]) -> np.ndarray:
-    """Index of the first condition that holds, per element; -1 where none does."""
+    """Returns the index of the first condition that holds, per element; -1 if none does."""
     return np.select(list(broken), list(range(len(broken))), default=-1)
 
 
 def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig) -> np.ndarray:
-    """All combinations of the axes, schedule and micro-batch, valid or not; nothing sharded or recomputed."""
+    """Returns all combinations of the axes, schedule and micro-batch, valid or not; nothing sharded or recomputed."""
     world = cluster.world_size
     axes = {
         "tensor": [d for d in divisors(world) if d <= (limits.max_tensor or cluster.gpus_per_node)],
@@ -158,27 +158,27 @@ def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, li
 
 
 def _contexts(model: ModelConfig, world: int, most: int | None) -> list[int]:
-    """Context degrees to look at: all up to ``most``, if it is given."""
+    """Returns the context degrees to try: all up to ``most`` if it is given."""
     if most is not None:
         return [d for d in divisors(world) if d <= most]
     return [d for d in divisors(world) if d == 1 or (d & (d - 1) == 0 and d * CONTEXT_TOKENS <= model.seq)]
 
 
 def _experts(count: int, gpus_per_node: int, most: int | None) -> list[int]:
-    """Expert degrees to look at: all up to ``most``, if it is given; else one, as many as a node has, and one expert on each rank."""
+    """Returns the expert degrees to try: all up to ``most`` if it is given; else 1, those of one node, and one expert per rank."""
     if most is not None:
         return [d for d in divisors(max(count, 1)) if d <= most]
     return sorted({1, math.gcd(count, gpus_per_node), count}) if count else [1]
 
 
 def _recomputes(limits: SpaceConfig) -> list[tuple[int, int]]:
-    """(kind, every k-th block) of each way to recompute."""
+    """Returns (kind, every k-th block) of each way to recompute."""
     ways = [(RECOMPUTE.index(name), 1) for name in limits.recompute]
     return [*ways, (FULL, 2)] if limits.partial_recompute and "full" in limits.recompute else ways
 
 
 def _crossed(table: np.ndarray, sequence_parallel: Sequence[bool], recomputes: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Each layout with each way to treat activations. Without a tensor group, sequence parallelism is always there as "off"."""
+    """Combines each layout with each way to treat activations. Without a tensor group, sequence parallelism is always included as "off"."""
     rows = []
     for parallel in sequence_parallel:
         for kind, every in recomputes:
@@ -190,7 +190,7 @@ def _crossed(table: np.ndarray, sequence_parallel: Sequence[bool], recomputes: S
 
 
 def _sharded(table: np.ndarray, gpus_per_node: int, levels: str) -> np.ndarray:
-    """Each layout with each allowed {params, grads, optimizer} over its data x context ranks; those of one such group are made once."""
+    """Combines each layout with each allowed {params, grads, optimizer} over its data x context ranks, made once per group size."""
     pairs, group = np.unique(np.stack([table["tensor"], table["data"] * table["context"]], axis=1), axis=0, return_inverse=True)
     rows = []
     for index, (tensor, data) in enumerate(pairs.tolist()):
@@ -205,13 +205,13 @@ def _sharded(table: np.ndarray, gpus_per_node: int, levels: str) -> np.ndarray:
 
 
 def _once(limits: SpaceConfig) -> SpaceConfig:
-    """``limits`` with each of its words once."""
+    """Removes repeated values from ``limits``."""
     words: dict[str, Any] = {name: list(dict.fromkeys(getattr(limits, name))) for name in ("schedules", "recompute", "sequence_parallel")}
     return dataclasses.replace(limits, **words)
 
 
 def _nothing_left(world_size: int, global_batch: int, dropped: Counter[str]) -> str:
-    """A combination counts for the first rule that it breaks, so those that come nearest to a run are at the last reason that is met."""
+    """Returns the error. A combination counts for the first rule that it breaks, so the last reason has those nearest to a valid run."""
     reason = max(dropped, key=(RULES + REDUNDANT).index)
     return (
         f"no layout fits {world_size} ranks with run.global_batch={global_batch}: of {sum(dropped.values())} combinations those that come "

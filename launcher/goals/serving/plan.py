@@ -1,4 +1,4 @@
-"""Every way to serve a model predicted: the front, three recommendations with their commands, and what to relax."""
+"""Predictions of every way to serve a model: the front, three recommendations with their commands, and relaxations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNMEASURED = "--measure is for trainings; 'trireme search task=inference' measur
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """The ways to serve the model of ``config`` with what is predicted, or was measured, of each."""
+    """The ways to serve the model of ``config`` with their predictions or measurements."""
 
     config: Config
     planned: InferencePlan
@@ -85,7 +85,7 @@ class ServingPlan:
         raise ConfigError(UNMEASURED)
 
     def entry(self, row: int) -> dict[str, Any]:
-        """Returns one row as plain data: figures, and every part of time and memory, those of time beside their speed of light."""
+        """Returns one row as plain data: figures, and every part of time and memory, times next to their speed of light."""
         planned, e = self.planned, self.planned.estimate
         return {
             "name": name_of(planned.table[row]),
@@ -102,7 +102,7 @@ class ServingPlan:
         }
 
     def figures(self, row: int) -> dict[str, float]:
-        """Returns what the limits are about, by their names."""
+        """Returns the quantities that the limits bound, by name."""
         return {name: float(values[row]) for name, values in self.planned.values.items()}
 
     def tokens_per_device(self, row: int) -> float:
@@ -111,14 +111,13 @@ class ServingPlan:
         return float(values["throughput"][row]) * float(self.planned.case.output) / float(values["devices"][row])
 
     def started(self, row: int, profile: EngineProfile | None = None) -> dict[str, str | None]:
-        """Returns the command that starts a replica of a row by the plan's engine or another one, and what it needs beside on several
-        nodes."""
+        """Returns the command that starts a replica of a row with the plan's engine or another one, and extra steps on several nodes."""
         config = self.config
         note = across_nodes(self.planned, row, config.cluster.gpus_per_node, profile)
         return {"command": command(self.planned, row, config.workload, config.serving.checkpoint, profile), "note": note or None}
 
     def advice(self) -> dict[str, Any]:
-        """Returns what to relax where nothing keeps the limits, and the commands of other engines with the best row."""
+        """Returns relaxations if no row keeps the limits, and the commands of other engines for the best row."""
         others = self._other_engines()
         return {
             "relaxations": self.relaxed(),
@@ -127,7 +126,7 @@ class ServingPlan:
         }
 
     def relaxed(self) -> list[dict[str, Any]]:
-        """Returns what to do where nothing keeps all limits: any one of these is enough, its limits all together."""
+        """Returns alternatives if no row keeps all limits: any one is enough, with all its limits together."""
         return [
             {
                 "limits": [{"limit": name, "value": value, "unit": LIMITS[name]} for name, value in one.limits.items()],
@@ -137,7 +136,7 @@ class ServingPlan:
         ]
 
     def _other_engines(self) -> dict[str, dict[str, str | None]]:
-        """Returns how each engine that batches continuously is started with the best row, the plan's own left out."""
+        """Returns the commands of all continuously batching engines but the plan's own, for the best row."""
         row = next((row for row in reversed(self.planned.recommended.values()) if row is not None), None)
         profiles = [engine(name) for name in engine_names()]
         others = [profile for profile in profiles if profile.batching == "continuous" and profile.name != self.config.engine.name]
@@ -151,7 +150,7 @@ class ServingPlan:
         return float(np.broadcast_to(value, self.planned.table.shape)[row])
 
     def _chosen(self, what: str) -> int:
-        """Returns the row that ``what`` means: a place of the front, or a name such as ``t8 p4 r1 b64``."""
+        """Returns the row of ``what``: a place on the front, or a name such as ``t8 p4 r1 b64``."""
         front = self.planned.front
         if what.isdecimal():
             if not 1 <= int(what) <= len(front):
@@ -171,7 +170,7 @@ class ServingPlan:
 
 
 def columns_of(give: float) -> Sequence[GoalColumn]:
-    """Returns the columns of ways to serve whose times lie within ``give`` of what is predicted."""
+    """Returns the columns of ways to serve whose times lie within ``give`` of the prediction."""
     within = f" ±{percent(give, digits=0)}"
     return (
         GoalColumn("layout", "name", least=18, right=False),
@@ -196,7 +195,7 @@ def mostly(parts: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def advised(document: Entry) -> Iterator[View]:
-    """Yields what a plan or a search recommends, for people, and what it advises where nothing keeps the limits."""
+    """Yields the recommendations of a plan or a search, for people, and its advice if no row keeps the limits."""
     for goal, one in document["recommended"].items():
         if one is not None:
             kind = f" ({one['kind']})" if "kind" in one else ""
@@ -210,8 +209,7 @@ def advised(document: Entry) -> Iterator[View]:
 
 
 def nearest(relaxations: Sequence[Entry]) -> list[str]:
-    """Returns relaxations in words, a line for each. Values are as the command line takes them: whole, or with as many digits as they
-    have."""
+    """Describes relaxations, a line for each. Values are as the command line takes them: integers, or with all their digits."""
     lines: list[str] = []
     for one in relaxations:
         needed = [f"sla.{each['limit']}={each['value']!r} ({each['unit']})" for each in one["limits"]]
@@ -247,8 +245,7 @@ def restricted(config: Config, wanted: Wanted) -> Config:
 
 
 def traced(config: Config) -> Config:
-    """Returns ``config`` with lengths and rate of the trace, where one is given. ``ConfigError`` for a request longer than its
-    positions."""
+    """Returns ``config`` with lengths and rate of its trace, if it has one. ``ConfigError`` for a request longer than the positions."""
     work = config.workload
     if work.trace is None:
         return config

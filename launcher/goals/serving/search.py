@@ -1,4 +1,4 @@
-"""A search for the front of time against cost: its candidates, what its trials say, three recommendations as commands and recipes."""
+"""A search for the front of time against cost: its candidates, the results of its trials, recommendations as commands and recipes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.sweep.search import SearchOutcome
 
 MEASURED, SCALED = "measured", "scaled from measured"
-"""What a time of a way to serve is: that of its trial, or that times what is predicted of all replicas over what is of the trial's."""
+"""Sources of a time: its trial, or a trial of fewer replicas, scaled by the predicted ratio."""
 SCALING = (
     "~ scaled: the trial served fewer replicas than the way has, so what it measured is multiplied by what is predicted of all of them "
     "over what is of those it had; limits and costs are of that (search.nodes=full measures all)"
@@ -66,8 +66,8 @@ class ServingSearch(GoalSearch):
         return self._measured(found).found
 
     def front(self, found: SearchOutcome[ServingPolicy]) -> dict[str, Any]:
-        """Returns the points that were measured or are near the predicted front, and the recommendations. ``kind``: what the measured times
-        are."""
+        """Returns the points that were measured or are near the predicted front, and the recommendations. ``kind``: the source of the
+        measured times."""
         policy, planned = found.policy, ServingPlan(self.problem.config, self.problem.planned)
         done, believed = self._measured(found), policy.plan(measured_only=False)
         ids = {int(self.problem.rows[trial.index]): record.id for trial, record, _ in found.trials}
@@ -87,7 +87,7 @@ class ServingSearch(GoalSearch):
         return {"points": points, "recommended": self._recommended(done, {})}
 
     def recipes(self, found: SearchOutcome[ServingPolicy], default: Config) -> dict[str, tuple[dict[str, Any], str]]:
-        """Returns the command line with one row of the space, of each recommendation."""
+        """Returns the recipe of each recommendation, whose space has one row, and a description."""
         done = self._measured(found).planned
         made = {}
         for goal, row in done.recommended.items():
@@ -113,11 +113,11 @@ class ServingSearch(GoalSearch):
         }
 
     def _measured(self, found: SearchOutcome[ServingPolicy]) -> ServingPlan:
-        """Returns the plan of what was measured."""
+        """Returns the plan of the measured rows."""
         return ServingPlan(self.problem.config, found.policy.plan(measured_only=True))
 
     def _kind(self, row: int) -> str:
-        """Returns what the times of a row of the plan are, one that was measured."""
+        """Returns the source of the times of a measured row of the plan."""
         return SCALED if self.problem.scaled[self.problem.rows.tolist().index(row)] else MEASURED
 
     def _recommended(self, done: ServingPlan, recipes: Mapping[str, Path]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class ServingSearch(GoalSearch):
         return made | {key: part for key, part in sections.items() if part}
 
     def _tried(self, done: ServingPlan, trial: SearchTrial, record: Record, measured: TrialObservation) -> dict[str, Any]:
-        """Returns what was predicted and measured of one trial, and what that says of a request of its way to serve (``request_s``)."""
+        """Returns predictions and measurements of one trial, and the request time they imply for the full way to serve (``request_s``)."""
         written = record.read_result() or {}
         predicted, memory = self.problem.predicted(trial)
         row = int(self.problem.rows[trial.index])

@@ -1,4 +1,4 @@
-"""One predicted layout: every second and byte by part, what is known nearby, and the simulated pipeline as a picture."""
+"""One predicted layout: seconds and bytes by part, measured runs nearby, and a picture of the simulated pipeline."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from trainer.shared.run.rules import resolve_model, world_size_of
 from trainer.shared.run.schema import LayoutConfig
 
 DRAWN = 160
-"""Computations of a rank that a picture shows: more than that are stripes."""
+"""The most computations of a rank that a picture shows: more would be stripes."""
 
 
 def explained(config: Config, planned: Plan, what: str, entry: Callable[[int], dict[str, Any]], heading: str, picture: Path) -> Answer:
-    """Returns all that is predicted of the layout ``what``, and draws its timeline."""
+    """Returns the whole prediction of the layout ``what``, and draws its timeline."""
     row = chosen(config, planned, what)
     case = dataclasses.replace(planned.case, table=planned.space.table[row : row + 1])
     draw(case, planned.layout(row), heading, picture)
@@ -71,7 +71,7 @@ def _shown(config: Config, case: Case, one: Entry, why: str, known: Sequence[Kno
 
 
 def closest(run: KnownRun) -> tuple[str, ...]:
-    """Returns a known run near a prediction, and how far it was off there."""
+    """Returns a known run near a prediction, and the error of its own prediction."""
     cells = run.cells
     return (
         f"{cells['source']}: {cells['gpus']} x {cells['hardware']}",
@@ -84,7 +84,7 @@ def closest(run: KnownRun) -> tuple[str, ...]:
 
 
 def mostly(one: Entry) -> str:
-    """Returns the three largest losses of a layout: what its step spends on besides matrix products and attention."""
+    """Returns the three largest losses of a layout: parts of its step other than matrix products and attention."""
     useful = ("matrix products", "attention")
     shares = {name: seconds / one["step_time_s"] for name, seconds in one["time"].items() if name not in useful}
     largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
@@ -92,7 +92,7 @@ def mostly(one: Entry) -> str:
 
 
 def draw(case: Case, layout: LayoutConfig, heading: str, path: Path) -> None:
-    """Draws the simulated pipeline as a picture of its own, in the colours of the report."""
+    """Draws the simulated pipeline into a file, in the colours of the report."""
     drawn = simulated(case, layout, DRAWN)
     assert drawn is not None, "a step has computations"
     style = Path(results.__file__).with_name("report.css").read_text()
@@ -101,7 +101,7 @@ def draw(case: Case, layout: LayoutConfig, heading: str, path: Path) -> None:
 
 
 def chosen(config: Config, planned: Plan, what: str) -> int:
-    """Returns the row that ``what`` means: a place in the list, or a layout by name."""
+    """Returns the row of ``what``: a place in the list, or a layout's name."""
     if what.isdecimal():
         if not 1 <= int(what) <= len(planned.order):
             raise ConfigError(f"--explain={what} is not a place of the list; it has {len(planned.order)}")
@@ -109,13 +109,13 @@ def chosen(config: Config, planned: Plan, what: str) -> int:
     layout = layout_of(what)
     row = planned.find(layout)
     if row is None:
-        check_layout(config.trainer, settle(dataclasses.replace(config, layout=layout)).layout)  # the broken rule says it best
+        check_layout(config.trainer, settle(dataclasses.replace(config, layout=layout)).layout)  # a broken rule makes the best message
         raise ConfigError(f"layout {what!r} {why_absent(config, layout)}")
     return row
 
 
 def why_absent(config: Config, layout: LayoutConfig) -> str:
-    """Returns why a layout that obeys the rules is not among those of a plan."""
+    """Returns the reason why a plan does not contain a layout that obeys the rules."""
     used, world = world_size_of(layout), config.cluster.world_size
     if used != world:
         return f"uses {used} of {world} ranks, and a plan is of layouts that use all; change its degrees, or cluster.nodes"

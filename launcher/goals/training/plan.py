@@ -1,4 +1,4 @@
-"""Every layout of a model predicted: which are the fastest, which to measure, and why the others are out."""
+"""Predictions of every layout of a model: the fastest, those to measure, and the reasons why the others are out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.shared.run.read import to_dict
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The layouts of ``config`` with what is predicted of each."""
+    """The layouts of ``config`` with their predictions."""
 
     config: Config
     planned: Plan
@@ -88,7 +88,7 @@ class TrainingPlan:
 
     @property
     def _tokens(self) -> int:
-        """Tokens of a step."""
+        """Returns the tokens of a step."""
         return self.config.run.global_batch * (self.config.model.seq or 0)
 
     def _entry(self, row: int) -> dict[str, Any]:
@@ -138,7 +138,7 @@ LAYOUT, STEP = GoalColumn("layout", "name", least=18, right=False), GoalColumn("
 
 
 def columns_of(tokens: int) -> Sequence[GoalColumn]:
-    """Returns the columns of predicted layouts whose step has so many tokens."""
+    """Returns the columns of predicted layouts whose step has that many tokens."""
     return (
         LAYOUT,
         STEP,

@@ -1,4 +1,4 @@
-"""A search for the fastest layout: its candidates, what its trials say, the winner as a recipe and in its trainer's own words."""
+"""A search for the fastest layout: its candidates, the results of its trials, the winner as a recipe and as its trainer's command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class TrainingSearch(GoalSearch):
-    """Candidates among so many ``layouts``. ``asked`` is the configuration before its data were looked for."""
+    """Candidates among that many ``layouts``. ``asked`` is the configuration before its data were located."""
 
     problem: SearchProblem
     layouts: int
@@ -77,7 +77,7 @@ class TrainingSearch(GoalSearch):
         return as_files(command, config.layout, config.cluster.gpus_per_node, took)
 
     def document(self, name: str, found: SearchOutcome[Policy], written: Written) -> dict[str, Any]:
-        """Returns the ranking, predicted against measured, what it cost and what the grid would have."""
+        """Returns the ranking, predicted against measured, the cost of the search and that of the full grid."""
         problem, policy = self.problem, found.policy
         return {
             "search": name,
@@ -103,8 +103,8 @@ class TrainingSearch(GoalSearch):
         }
 
     def _other_losses(self, found: SearchOutcome[Policy]) -> list[dict[str, Any]]:
-        """Returns trials that do not train what the others train. Where most trials agree they cannot win; where not, nobody knows which
-        are right."""
+        """Returns the trials whose losses differ from the others'. If most trials agree, those cannot win; if not, the correct ones are
+        unknown."""
         from launcher.sweep.search import compared_losses
 
         return [
@@ -115,7 +115,7 @@ class TrainingSearch(GoalSearch):
         ]  # fmt: skip
 
     def _ranking(self, found: SearchOutcome[Policy]) -> list[dict[str, Any]]:
-        """Returns what is known of each layout that ran, the fastest first."""
+        """Returns predictions and measurements of each layout that ran, the fastest first."""
         policy, chances = found.policy, found.policy.fastest()
         low, high = policy.time.posterior().interval
         trials = {trial.index: record.id for trial, record, _ in found.trials}
@@ -167,7 +167,7 @@ def shown(result: Mapping[str, Any]) -> Iterator[View]:
 
 
 def _files(result: Entry) -> Iterator[View]:
-    """Yields what the search has written, and the command that takes each up."""
+    """Yields the files that the search has written, and the command that uses each."""
     if result["learnt"]:
         file = Path(result["learnt"])
         yield Line(f"what it learnt of this machine is in {file}: the next search starts from it with hardware={file.stem}")

@@ -68,7 +68,7 @@ def _document(each: Summary) -> dict[str, Any]:
 
 
 def _grid(title: str, summaries: Mapping[str, Summary], heads: Sequence[str], cells: Callable[[Summary], list[str]]) -> Grid:
-    """Returns one line for each source that has something to say, then the selections."""
+    """Returns one line for each source with results, then the selections."""
     short = Counter(name.split(" (")[0] for name in summaries)
     rows: list[Sequence[str] | None] = []
     for name, each in summaries.items():

@@ -1,4 +1,4 @@
-"""The whole run by the fastest layout: whose trainer is predicted, how long it takes, what it costs, and what to type next."""
+"""The whole run with the fastest layout: the trainer it is predicted for, its duration and cost, and the next command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.shared.run.errors import ConfigError
 
 
 def whole_run(config: Config, planned: Plan) -> dict[str, Any]:
-    """Returns the predicted cost of all ``run.steps`` by the fastest layout: seconds, GPU-hours of all ranks, and their price if
+    """Returns the predicted cost of all ``run.steps`` with the fastest layout: seconds, GPU-hours of all ranks, and their price if
     ``cluster.price_per_gpu_hour`` is given."""
     step = float(planned.seconds[planned.order[0]])
     took = config.run.steps * step
@@ -33,8 +33,8 @@ def whole_run(config: Config, planned: Plan) -> dict[str, Any]:
 
 
 def next_command(config: Config, planned: Plan, words: Sequence[str]) -> dict[str, str | None]:
-    """Returns the command that trains by the fastest layout. ``words`` are those of the plan. Where train would refuse it, the command
-    explains the layout instead, and ``refused`` is the reason."""
+    """Returns the command that trains with the fastest layout. ``words`` are the plan's arguments. If train would refuse the layout, the
+    command explains it instead, and ``refused`` is the reason."""
     layout = planned.layout(int(planned.order[0]))
     given = [word for word in words if not word.lstrip("+").startswith("layout.")]
     try:
@@ -45,7 +45,7 @@ def next_command(config: Config, planned: Plan, words: Sequence[str]) -> dict[st
 
 
 def shown(document: Entry) -> Iterator[View]:
-    """Yields them for people, wrapped where the terminal ends but for the command, which is pasted as it is."""
+    """Yields both for people, wrapped to the terminal, except the command, which is meant to be pasted."""
     run, then = document["run"], document["next"]
     yield f"These are times of the trainer {document['trainer']}."
     price = "" if run["price"] is None else f", {amount(run['price'])} at {run['price_per_gpu_hour']:g} a GPU-hour"

@@ -1,4 +1,4 @@
-"""The shell lines that start an engine with a row of a plan, and what they need beside on several nodes."""
+"""Shell commands that start an engine with a row of a plan, and the extra steps on several nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from launcher.config.inference import WorkloadConfig
 from launcher.planning.serving.plan import InferencePlan
 
 MOST_AT_ONCE = 256
-"""Requests of a replica that a rendered command allows at once, where they arrive at random."""
+"""The most requests in flight per replica that a rendered command allows if they arrive at random."""
 
 
 def across_nodes(planned: InferencePlan, row: int, each: int, engine: EngineProfile | None = None) -> str:
-    """What the command of a row does not say where its replica has more ranks than the ``each`` devices of a node; else nothing."""
+    """Returns the extra steps for a replica with more ranks than the ``each`` devices of a node; empty if one node is enough."""
     engine, layout = engine or planned.case.engine, planned.table[row]
     ranks = int(layout["tensor"]) * int(layout["pipeline"])
     if ranks <= each:
@@ -25,13 +25,13 @@ def across_nodes(planned: InferencePlan, row: int, each: int, engine: EngineProf
 
 
 def command(planned: InferencePlan, row: int, work: WorkloadConfig, checkpoint: str, engine: EngineProfile | None = None) -> str:
-    """How the engine of the plan, or another one, is started with the layout of a row: a line for a shell."""
+    """Returns the shell command that starts ``engine``, by default the plan's, with the layout of a row."""
     case = planned.case
     layout, engine = case.table[row], engine or case.engine
     batch, room = int(layout["batch"]), max(planned.estimate.room[row], 1)
-    if work.rate is not None:  # arrivals bunch: as many as there is room for, and no fewer than stay at once in the mean
+    if work.rate is not None:  # arrivals are bursty: allow as many as fit, at least the mean number in flight
         batch = max(batch, int(min(room, MOST_AT_ONCE)))
-    elif engine.batching == "continuous":  # those beyond the room wait, and are no more at once for being allowed
+    elif engine.batching == "continuous":  # requests beyond the room wait; a higher limit would not run more at once
         batch = int(min(batch, room))
     tensor, pipeline = int(layout["tensor"]), int(layout["pipeline"])
     words: Mapping[str, object] = {

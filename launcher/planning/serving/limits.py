@@ -1,4 +1,4 @@
-"""What a service is held to: the limits of ``sla``, how they contradict each other, and how a limit is rounded so that it is kept."""
+"""Limits of a service (``sla``): their units, their contradictions, and rounding that keeps them satisfied."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from launcher.config.inference import SlaConfig
 
 LIMITS = {"latency_ms": "ms of a request", "ttft_ms": "ms to the first token", "tpot_ms": "ms per token", "throughput": "requests/s",
           "devices": "devices", "cost": "per million tokens"}  # fmt: skip
-"""Limits, and what they are counted in. Of ``throughput`` there must be at least as much, of all others at most."""
+"""Limits and their units. ``throughput`` is a minimum, all others are maxima."""
 
 
 def limits(sla: SlaConfig) -> dict[str, float]:
-    """The limits that are given."""
+    """Returns the limits that are set."""
     return {name: float(value) for name in LIMITS if (value := getattr(sla, name)) is not None}
 
 
 def outward(value: float, name: str, digits: int) -> float:
-    """``value`` in so many digits, rounded so that a limit of it is kept by what has ``value``: up, but down where as much is the least."""
+    """Rounds ``value`` to ``digits`` so that ``value`` itself keeps the result as a limit: up for a maximum, down for a minimum."""
     if name == "devices":
         return round(value)
     rounding = ROUND_FLOOR if name == "throughput" else ROUND_CEILING
@@ -25,7 +25,7 @@ def outward(value: float, name: str, digits: int) -> float:
 
 
 def clash(sla: SlaConfig, output: int) -> str:
-    """How the limits of times contradict each other for requests of ``output`` tokens, or nothing."""
+    """Describes a contradiction between the time limits for requests of ``output`` tokens; empty if there is none."""
     total, first, each = sla.latency_ms, sla.ttft_ms, sla.tpot_ms
     if total is not None and first is not None and first > total:
         return f"sla.ttft_ms={first:g} is above sla.latency_ms={total:g}: no request ends before its first token; lower it, or leave it out"

@@ -1,8 +1,8 @@
-"""Every way to serve a model on a cluster predicted: the front, three recommendations, and what to relax where nothing keeps the limits.
+"""Predictions of every way to serve a model on a cluster: the front, three recommendations, and relaxations if no row keeps the limits.
 Pure.
 
-Rows that break a rule, do not fit, or serve less than what arrives are out, with the reason. The front are those that no other one beats in
-both the time of a request and the cost of a token.
+Rows that break a rule, do not fit, or serve less than arrives are out, with the reason. The front holds the rows that no other one beats in
+both request time and cost per token.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MEMORY = "memory: weights and one request's keys and values do not fit, or a who
 SATURATED = "load: more arrives than is served"
 DOMINATED = "dominated: another one answers as fast and costs no more"
 NINE_OF_TEN = 1.645
-"""Standard errors to either side that hold nine of ten."""
+"""Half-width, in standard errors, of the interval that holds nine of ten."""
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Limits that have to give, all of them, each with the value that is enough, and the row of a plan that keeps them then."""
+    """Limits to relax together, each with a sufficient value, and the row of a plan that then keeps them."""
 
     limits: dict[str, float]
     plan: InferencePlan
@@ -46,16 +46,16 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class InferencePlan:
-    """The rows of a space with what is predicted of each."""
+    """The rows of a space with their predictions."""
 
     case: InferenceCase
     estimate: InferenceEstimate
     sla: SlaConfig
     device_hour: float
     dropped: dict[str, int]  # combinations that were not predicted, by reason
-    rate: float | None = None  # requests per second that arrive, where they do
-    among: np.ndarray | None = None  # of a search: which rows were measured, and may be recommended
-    wider: InferencePlan | None = None  # where nothing keeps the limits: the same rows, and those of more devices than sla.devices
+    rate: float | None = None  # arriving requests per second, in an open loop
+    among: np.ndarray | None = None  # in a search: the measured rows, which may be recommended
+    wider: InferencePlan | None = None  # if no row keeps the limits: also rows with more devices than sla.devices
 
     @property
     def table(self) -> np.ndarray:
@@ -63,7 +63,7 @@ class InferencePlan:
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:
-        """What the limits are about, by name of the limit."""
+        """Returns the quantity that each limit bounds, by the limit's name."""
         e, devices = self.estimate, self.table["tensor"] * self.table["pipeline"] * self.table["replicas"]
         tokens = e.throughput * np.asarray(self.case.output)
         cost = devices * self.device_hour / 3600 / tokens * 1e6
@@ -78,37 +78,37 @@ class InferencePlan:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Factors on a time between which it lies in nine of ten cases."""
+        """Returns the factors on a predicted time between which nine of ten measurements lie."""
         wide = math.exp(NINE_OF_TEN * self.case.constants.error_spread)
         return 1 / wide, wide
 
     @cached_property
     def possible(self) -> np.ndarray:
-        """Whether a row is likely to fit and serves what arrives."""
+        """Marks the rows that are likely to fit and serve all arrivals."""
         fits = np.asarray(self.estimate.fits >= FITS)
         return fits if self.among is None else fits & self.among
 
     @cached_property
     def front(self) -> np.ndarray:
-        """Rows on the front, fastest first."""
+        """Returns the rows on the front, fastest first."""
         rows = np.flatnonzero(self.possible)
         return rows[front(self.values["latency_ms"][rows], self.values["cost"][rows])]
 
     @cached_property
     def kept(self) -> np.ndarray:
-        """Whether a row keeps all limits."""
+        """Marks the rows that keep all limits."""
         return self.possible & (np.max(self.excess(), axis=0, initial=0.0) <= 1 + 1e-9)
 
     def corrected(self, first: np.ndarray, further: np.ndarray, fails: np.ndarray, among: np.ndarray | None = None) -> InferencePlan:
-        """The same with factors on the seconds to the first token and per further one, without rows that were seen to fail."""
+        """Returns the plan with factors on the seconds to the first token and per further one, without rows that failed."""
         e = self.estimate
         known = replace(e, prompt=scale(e.prompt, first), step=scale(e.step, further), fits=np.where(fails, 0.0, e.fits))
-        if self.rate is not None:  # what arrives is served all the same: as much more is in flight as it takes longer
+        if self.rate is not None:  # all arrivals are served: requests in flight grow in proportion to the latency
             known = replace(known, arriving=e.arriving * known.latency / e.latency)
         return replace(self, estimate=known, among=among, wider=None)
 
     def excess(self) -> np.ndarray:
-        """By how much each limit that is given is missed, as a ratio above 1: (limits, rows)."""
+        """Returns the ratio by which each set limit is missed, above 1 where it is: (limits, rows)."""
         ratios = [
             limit / self.values[name] if name == "throughput" else self.values[name] / limit for name, limit in limits(self.sla).items()
         ]
@@ -116,7 +116,7 @@ class InferencePlan:
 
     @property
     def out(self) -> dict[str, int]:
-        """How many rows are out, by reason."""
+        """Counts the rows that are out, by reason."""
         fits = np.asarray(self.estimate.room >= 1) if self.rate is not None else self.possible
         reasons = {MEMORY: int((~self.possible & ~fits).sum()), SATURATED: int((~self.possible & fits).sum())}
         reasons[DOMINATED] = int(self.possible.sum()) - len(self.front)
@@ -124,9 +124,9 @@ class InferencePlan:
 
     @property
     def most_served(self) -> tuple[float, int] | None:
-        """Where more arrives than any row serves: the requests per second that the best one serves, rounded down, and that row.
+        """Returns the best row's requests per second, rounded down, and that row, if more arrive than any row serves; else None.
 
-        A full room serves as many as it has in the time for which each of them holds its place (``launcher.cost.inference.requests``)."""
+        A full replica serves its number of slots in the time for which a request holds one (``launcher.cost.inference.requests``)."""
         e = self.estimate
         full = np.asarray(e.room >= 1)
         if self.rate is None or self.possible.any() or not full.any():
@@ -138,7 +138,7 @@ class InferencePlan:
 
     @property
     def hopeless(self) -> str:
-        """Where no row is possible: why, and what would help; else nothing."""
+        """Says why no row is possible and how to change that; empty if one is."""
         if self.possible.any():
             return ""
         if self.most_served is None:
@@ -150,7 +150,7 @@ class InferencePlan:
         )
 
     def best(self, name: str, among: np.ndarray) -> int | None:
-        """The row of ``among`` (a mask) with the least of a value, the cheaper one where several are equal."""
+        """Returns the row of ``among`` (a mask) that is best by a value, the cheaper one of equals; None if the mask is empty."""
         rows = np.flatnonzero(among)
         if not len(rows):
             return None
@@ -159,7 +159,7 @@ class InferencePlan:
 
     @property
     def recommended(self) -> dict[str, int | None]:
-        """The rows to choose from, by what they are best at."""
+        """Returns the recommended rows, by their strength."""
         return {
             "lowest latency": self.best("latency_ms", self.possible),
             "highest throughput": self.best("throughput", self.possible),
@@ -167,8 +167,8 @@ class InferencePlan:
         }
 
     def relaxations(self) -> list[Relaxation]:
-        """Where no row keeps all limits: for each limit that alone stands in the way, how far it has to give and the row that then is best,
-        the least step first, any one of which is enough; where no single one is, what all that are missed need together."""
+        """Returns alternatives if no row keeps all limits. Each relaxes one limit, as far as needed, with the row that is best then, the
+        smallest step first; if relaxing one limit is not enough, the only alternative relaxes all missed limits together."""
         if self.wider is not None:
             return self.wider.relaxations()
         excess, names = self.excess(), list(limits(self.sla))
@@ -187,7 +187,7 @@ class InferencePlan:
         return [self._relaxation([name for i, name in enumerate(names) if excess[i, row] > 1 + 1e-9], row)]
 
     def _relaxation(self, names: Sequence[str], row: int) -> Relaxation:
-        """``names`` as far as ``row`` needs it: in four digits, or in more where the limits would contradict each other."""
+        """Relaxes the limits ``names`` as far as ``row`` needs, to four digits, or more if the limits would contradict each other."""
         for digits in (4, 6, 9, 17):
             enough: dict[str, Any] = {name: outward(float(self.values[name][row]), name, digits) for name in names}
             if not clash(replace(self.sla, **enough), int(self.case.output)):
@@ -196,14 +196,14 @@ class InferencePlan:
 
 
 def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Positions that no other one beats in both values (both the less the better), in order of the first."""
+    """Returns the positions that no other one beats in both values (less is better), in order of the first."""
     order = np.lexsort((second, first))
     best = np.minimum.accumulate(np.concatenate([[np.inf], second[order][:-1]]))
     return order[second[order] < best]
 
 
 def plan_inference(config: Config) -> InferencePlan:
-    """The plan of ``config``. ``ConfigError`` where what is asked contradicts itself."""
+    """Plans ``config``. ``ConfigError`` if its settings contradict each other."""
     check(config)
     table, dropped = serving_space(config)
     found = _predicted(config, table, dropped)
@@ -213,7 +213,7 @@ def plan_inference(config: Config) -> InferencePlan:
 
 
 def _predicted(config: Config, table: np.ndarray, dropped: dict[str, int]) -> InferencePlan:
-    """What is predicted of the rows of ``table``, whose requests in flight at a rate follow from it."""
+    """Predicts the rows of ``table``, whose requests in flight follow from the arrival rate if there is one."""
     model, work, table = resolve_model(config.model), config.workload, table.copy()
     hardware = config.cluster.hardware
     device, costs = Device.of(hardware, config.cluster.gpus_per_node), None
@@ -230,10 +230,10 @@ def _predicted(config: Config, table: np.ndarray, dropped: dict[str, int]) -> In
 
 
 def estimated(case: InferenceCase, work: WorkloadConfig, rate: np.ndarray | None = None) -> InferenceEstimate:
-    """Static batches where they are asked for or the engine knows no others; else a closed loop, or open arrivals (at ``rate``, by row)."""
+    """Estimates static batches if configured or if the engine has no others; else a closed loop, or open arrivals (at ``rate``, by row)."""
     if work.rate is not None:
         return opened(case, work.rate if rate is None else rate)
     if work.concurrency is None:
         return static(case) if work.batch is not None or case.engine.batching != "continuous" else closed(case)
-    found = closed(case)  # where it cannot be shared out evenly, some replicas have fewer
+    found = closed(case)  # if it cannot be divided evenly, some replicas have fewer
     return replace(found, arriving=np.minimum(found.arriving, work.concurrency / case.replicas))

@@ -1,4 +1,4 @@
-"""What a serving plan is refused for: a workload, formats, limits or lengths that contradict each other, the engine or the model."""
+"""Rules of a serving plan: workload, formats, limits and lengths must not contradict each other, the engine or the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.shared.run.rules import check_model, resolve_model
 
 
 def check(config: Config) -> None:
-    """``ConfigError`` for a workload or limits that contradict each other, the engine, the model or the cluster."""
+    """Raises ``ConfigError`` for a workload or limits that contradict each other, the engine, the model or the cluster."""
     check_model(config.model)
     _check_workload(config)
     _check_formats(config)
@@ -40,7 +40,7 @@ def _check_workload(config: Config) -> None:
 
 
 def _check_formats(config: Config) -> None:
-    """Number formats that the engine has: keys and values are as wide as what is computed with, or have a format of their own."""
+    """Checks that the engine has the number formats: keys and values are as wide as the compute type, or have a format of their own."""
     weights, kv, engine = config.serving.weights, config.serving.kv, config.engine
     if engine.formats and weights not in engine.formats:
         raise ConfigError(f"serving.weights={weights} is no format of {engine.name}; use {listed(engine.formats)}, or another engine=NAME")
@@ -72,7 +72,7 @@ def _check_limits(config: Config) -> None:
 
 
 def positions(config: Config) -> int | None:
-    """Positions that the model has learned: no request is longer. None for a model that has learned none."""
+    """Returns the number of learned positions, which bounds every request; None for a model without learned positions."""
     model = resolve_model(config.model)
     return model.seq if model.positions == "learned" else None
 

@@ -17,7 +17,7 @@ from trainer.shared.run.schema import ResolvedModelConfig
 
 
 def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:
-    """All rows that obey the rules, and how many combinations do not, by reason."""
+    """Returns all rows that obey the rules, and the number of combinations that do not, by reason."""
     devices = min(config.cluster.world_size, config.sla.devices or config.cluster.world_size)
     rows, dropped = _rows(config, devices, bool(config.workload.concurrency or config.workload.rate))
     if not rows:
@@ -26,14 +26,14 @@ def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:
 
 
 def serving_space_beyond(config: Config) -> np.ndarray:
-    """The rows of the cluster that have more devices than ``sla.devices`` allows."""
+    """Returns the rows of the cluster that have more devices than ``sla.devices`` allows."""
     rows, _ = _rows(config, config.cluster.world_size, True) if config.sla.devices is not None else ([], {})
     return np.array([row for row in rows if math.prod(row[:3]) > (config.sla.devices or 0)], SERVING_DTYPE)
 
 
 def _rows(config: Config, devices: int, several: bool) -> tuple[list[tuple[int, int, int, int]], dict[str, int]]:
-    """Rows on so many devices, with ``several`` numbers of replicas or with as many as there is room for; and how many combinations break
-    a rule."""
+    """Returns the rows on at most ``devices``, with ``several`` numbers of replicas or as many as fit, and counts combinations that break a
+    rule, by reason."""
     model, work, engine = resolve_model(config.model), config.workload, config.engine
     rows: list[tuple[int, int, int, int]] = []
     dropped: Counter[str] = Counter()
@@ -52,7 +52,7 @@ def _rows(config: Config, devices: int, several: bool) -> tuple[list[tuple[int, 
 
 
 def _batches(config: Config, replicas: int) -> Sequence[int]:
-    """Requests in flight per replica that are compared."""
+    """Returns the numbers of requests in flight per replica to compare."""
     work = config.workload
     if work.batch is not None:
         return [work.batch]
@@ -64,12 +64,12 @@ def _batches(config: Config, replicas: int) -> Sequence[int]:
 
 
 def _broken(tensor: int, pipeline: int, devices: int, model: ResolvedModelConfig, engine: EngineProfile) -> str:
-    """The rule that a layout breaks, or nothing."""
+    """Returns the rule that a layout breaks; empty if there is none."""
     if tensor * pipeline > devices:
         return "more ranks than devices"
     if model.heads % tensor:
         return f"tensor does not divide model.heads={model.heads}"
-    if model.kv_heads % tensor and (engine.own or tensor % model.kv_heads):  # others copy heads of which there are fewer than ranks
+    if model.kv_heads % tensor and (engine.own or tensor % model.kv_heads):  # other engines copy heads if there are fewer than ranks
         return f"tensor does not divide model.kv_heads={model.kv_heads}{'' if engine.own else ', nor is it a multiple'}"
     if engine.own and model.ffn % tensor:
         return f"tensor does not divide model.ffn={model.ffn}"
@@ -81,10 +81,10 @@ def _broken(tensor: int, pipeline: int, devices: int, model: ResolvedModelConfig
 
 
 def powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to ``most``."""
+    """Returns 1, 2, 4, ... up to ``most``."""
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
 def name_of(layout: np.void) -> str:
-    """``t8 p4 r2 b64``: tensor, pipeline, replicas, requests in flight per replica."""
+    """Returns a name such as ``t8 p4 r2 b64``: tensor, pipeline, replicas, requests in flight per replica."""
     return " ".join(f"{letter}{layout[field]}" for letter, field in zip("tprb", SERVING_DTYPE.names or ()))
