@@ -47,7 +47,7 @@ class Choice:
     model: ModelConfig
     tokens: float
     days: float
-    limit: str = DAYS  # what a larger model would exceed
+    limit: str = DAYS  # the part of the budget that a larger model would exceed
 
     @property
     def parameters(self) -> float:

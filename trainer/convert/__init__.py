@@ -1,4 +1,4 @@
-"""Weights out of and into a run, as Hugging Face folders and GGUF files: ``python -m trainer.convert``."""
+"""Export and import of weights as Hugging Face folders and GGUF files: ``python -m trainer.convert``."""
 
 from trainer.convert.adapters import export_adapter, import_adapter
 from trainer.convert.huggingface import export, export_gguf, export_weights, import_weights

@@ -18,7 +18,7 @@ from trainer.shared.run.stages import FORMATS
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 done, 2 wrong input (one line on stderr)."""
+    """Returns the exit code: 0 done, 2 wrong input (one line on stderr)."""
     arguments = _parser().parse_args(argv)
     from trainer.convert import export, export_adapter, import_adapter, import_weights
 
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dtype(arguments: argparse.Namespace) -> str:
-    """The type of the weights; ``ConfigError`` if the form of the target does not have it."""
+    """Returns the type of the weights; ``ConfigError`` if the target's format does not have it."""
     allowed = FORMATS["gguf" if arguments.target.suffix == GGUF else "huggingface"]
     if arguments.dtype not in (None, *allowed):
         raise ConfigError(
@@ -69,7 +69,7 @@ def overrides(model: ModelConfig) -> str:
 
 
 def _word(value: object) -> str:
-    """Returns a value as an override has it, without blanks."""
+    """Renders a value as in an override, without blanks."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":")).replace('"', "")
 
 

@@ -1,8 +1,8 @@
-"""What LoRA added to a LLaMA or GPT-2 model, as a folder that ``peft`` reads and writes.
+"""LoRA factors of a LLaMA or GPT-2 model, as a folder that ``peft`` reads and writes.
 
-There a product stands beside each of queries, keys and values, and beside gate and up; ours is one beside all of them. So theirs have our A
-each, and rows of our B. The other way round our A holds the rows of all different ones of theirs, and rows of our B are zero but beside
-their own: the same function, of up to three times the rank.
+``peft`` has a pair of factors for each of queries, keys and values, and for gate and up; ours has one pair for the fused matrix. On export
+each of theirs gets our A and its rows of our B. On import our A stacks the rows of all distinct A of theirs, and our B is zero outside the
+columns of each one's own A: the same function, with up to three times the rank.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from trainer.shared.run.tuning import check_tune
 
 
 def export_adapter(checkpoint: Path, target: Path) -> ResolvedModelConfig:
-    """Write the folder ``target`` for ``peft.PeftModel.from_pretrained``. ``ConfigError`` if the checkpoint holds no LoRA, or ``target``
-    exists; then nothing is left."""
+    """Writes the folder ``target`` for ``peft.PeftModel.from_pretrained``. ``ConfigError``, with nothing left behind, if the checkpoint
+    holds no LoRA or ``target`` exists."""
     found = newest(checkpoint)
     try:
         manifest = read_manifest(found)
@@ -59,7 +59,7 @@ def export_adapter(checkpoint: Path, target: Path) -> ResolvedModelConfig:
 
 
 def _config(tune: TuneConfig, model: ResolvedModelConfig, factors: Iterable[str]) -> dict[str, Any]:
-    """``adapter_config.json`` of factors by their names."""
+    """Builds ``adapter_config.json`` from the names of the factors."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -75,8 +75,8 @@ def _config(tune: TuneConfig, model: ResolvedModelConfig, factors: Iterable[str]
 
 
 def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfig:
-    """Write what the folder ``source`` adds to the checkpoint in ``base`` as a checkpoint in the folder ``target``. ``ConfigError`` if it
-    cannot be read, is no plain LoRA of this model, or ``target`` is there; then nothing is left."""
+    """Writes the adapter in ``source``, for the checkpoint in ``base``, as a checkpoint in the folder ``target``. ``ConfigError``, with
+    nothing left behind, if it cannot be read or is not a plain LoRA of this model, or if ``target`` exists."""
     below = newest(base)
     try:
         config = json.loads((source / "adapter_config.json").read_text())
@@ -109,7 +109,7 @@ def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfi
 
 
 def _checked(source: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Their factors by the name of the matrix, ``.A`` or ``.B`` behind it. ``ConfigError`` for what LoRA here does not have."""
+    """Returns their factors by the name of the matrix with ``.A`` or ``.B`` appended. ``ConfigError`` for unsupported LoRA features."""
     for name, value in {"peft_type": "LORA", "use_dora": False, "use_rslora": False, "bias": "none"}.items():
         if config.get(name, value) != value:
             raise ConfigError(f"{source}: {name}={config[name]!r} cannot be imported; only {value!r} is trained here")
@@ -124,7 +124,7 @@ _FACTOR = re.compile(r"\.lora_([AB])\.weight$")
 
 
 def _joined(theirs: dict[str, Tensor], model: ResolvedModelConfig, r: int) -> tuple[int, dict[str, Tensor]]:
-    """The rank that ours need, and ours by name. ``ConfigError`` for a factor that has no place."""
+    """Returns the rank that our factors need, and our factors by name. ``ConfigError`` for a factor that matches no parameter."""
     expected, parts = shapes(model), {}
     for rule in _as_kept(model):
         names = [name.removesuffix(".weight") for name in rule.theirs]
@@ -145,12 +145,12 @@ def _joined(theirs: dict[str, Tensor], model: ResolvedModelConfig, r: int) -> tu
 
 
 def _as_kept(model: ResolvedModelConfig) -> Iterator[Rule]:
-    """Rules of factors: they are [out, r] even where matrices are [in, out]."""
+    """Yields the rules of factors, which are [out, r] even if matrices are [in, out]."""
     return (replace(rule, inputs_first=False) for rule in rules(model))
 
 
 def _check_factors(rule: Rule, pairs: list[tuple[Tensor | None, Tensor | None]], shape: tuple[int, ...], r: int) -> None:
-    """``ConfigError`` for factors that are no A [r, in] and B [out, r] of a matrix of ours, of this ``shape``."""
+    """Raises ``ConfigError`` for factors that are not A [r, in] and B [out, r] of our matrix of this ``shape``."""
     for name, pair, empty in zip(rule.theirs, pairs, rule.split(torch.zeros((*shape[:-1], r)))):
         wanted = [[r, shape[-1]], [empty.shape[0], r]]
         found = [None if factor is None else list(factor.shape) for factor in pair]
@@ -162,7 +162,7 @@ def _check_factors(rule: Rule, pairs: list[tuple[Tensor | None, Tensor | None]],
 
 
 def _different(factors: list[Tensor]) -> list[Tensor]:
-    """Each of ``factors`` once."""
+    """Removes duplicates from ``factors``."""
     found: list[Tensor] = []
     for a in factors:
         if not any(torch.equal(a, known) for known in found):
@@ -173,7 +173,7 @@ def _different(factors: list[Tensor]) -> list[Tensor]:
 def _widened(
     rule: Rule, pairs: list[tuple[Tensor | None, Tensor | None]], different: list[Tensor], shape: tuple[int, ...]
 ) -> Iterator[Tensor]:
-    """Their B [out, r] with zeros beside the A of others, as ``rule.join`` takes them; of a matrix without factors all zeros."""
+    """Pads their B [out, r] with zero columns for the A of others, for ``rule.join``; all zeros for a matrix without factors."""
     for (a, b), wide in zip(pairs, rule.split(torch.zeros(shape))):
         if a is not None and b is not None:
             first = next(i for i, known in enumerate(different) if torch.equal(a, known)) * a.shape[0]
@@ -182,17 +182,17 @@ def _widened(
 
 
 def target_of(name: str) -> str:
-    """The member of ``tune.targets`` that a factor of ours stands beside."""
+    """Returns the member of ``tune.targets`` to which a factor of ours belongs."""
     return name.split(".")[-2]
 
 
 def _suffix(name: str) -> str:
-    """The last two parts of the layer that a factor stands beside, which tell its kind in every block."""
+    """Returns the last two parts of the name of a factor's layer, which identify its kind in every block."""
     return ".".join(name.partition(".lora_")[0].split(".")[-2:])
 
 
 def _factors(reader: Reader, model: ResolvedModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Their names and factors."""
+    """Yields their names and factors."""
     for rule in _as_kept(model):
         layer, _, key = rule.ours.rpartition(".")
         if key == "weight" and f"{layer}.lora_a" in reader.stored:

@@ -1,7 +1,7 @@
 """The tensors of a distributed checkpoint of PyTorch (torch.distributed.checkpoint), under their Hugging Face names.
 
-Trainers that shard a Hugging Face model (FSDP2, Accelerate) save one: ``.metadata`` says which file holds which part of which tensor. The
-model's config.json has to lie in the same folder. Tensors are read one at a time, by one process.
+Trainers that shard a Hugging Face model (FSDP2, Accelerate) save one: ``.metadata`` maps the parts of tensors to files. The model's
+config.json must be in the same folder. Tensors are read one at a time, by one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.shared.run.schema import ResolvedModelConfig
 
 METADATA = ".metadata"
 OPTIMIZER = re.compile(r"(^|\.)(optim|optimizer|optimizers|lr_scheduler|scheduler|dataloader|train_state|rng\w*)(\.|$)")
-"""Names of training state that belongs to no model."""
+"""Names of training state, which is not part of the model."""
 
 
 class Checkpoint:
@@ -32,7 +32,7 @@ class Checkpoint:
         self.source, self.hub = source, FAMILIES[model.family].hub
         try:
             stored = FileSystemReader(source).read_metadata().state_dict_metadata
-        except Exception as error:  # whatever a pickle that is torn, or of another version, may raise
+        except Exception as error:  # a truncated pickle, or one of another version, may raise anything
             raise ConfigError(
                 f"{source / METADATA} cannot be read: {error}; give a whole checkpoint of torch.distributed.checkpoint"
             ) from None
@@ -42,7 +42,7 @@ class Checkpoint:
         self.used: set[str] = set()
 
     def take(self, name: str) -> Tensor:
-        """Reads the tensor of that name, with or without what a trainer puts before the names of a model ("model.", "app.model.")."""
+        """Reads the tensor of that name, with or without a prefix from a trainer ("model.", "app.model.")."""
         known = next((found for n in (name, name.removeprefix(self.hub.root)) if (found := self._find(n)) is not None), None)
         if known is None:
             raise ConfigError(
@@ -63,7 +63,7 @@ class Checkpoint:
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that no process group is there
+                warnings.simplefilter("ignore", UserWarning)  # no process group
                 load({name: tensor}, checkpoint_id=self.source, no_dist=True)
         except Exception as error:
             raise ConfigError(f"{self.source}: {name} cannot be read: {error}; copy the checkpoint again") from None

@@ -1,11 +1,10 @@
-"""Weights as one GGUF file, the form of llama.cpp, and back. The names and values are those of the Hugging Face layout but for three
-things:
+"""Weights as one GGUF file, the format of llama.cpp, and back. It differs from the Hugging Face layout in three ways:
 
-- GPT-2's matrices are [out, in] there, BLOOM's and GPT-2's queries, keys and values stand one after another,
-- LLaMA's query and key rows are ordered for rotary pairs (2i, 2i + 1) in place of (i, i + d/2),
+- GPT-2's matrices are [out, in], BLOOM's and GPT-2's queries, keys and values are concatenated by kind,
+- LLaMA's query and key rows are ordered for rotary pairs (2i, 2i + 1) instead of (i, i + d/2),
 - matrices are F16 or Q8_0 (blocks of 32 with one scale), vectors F32.
 
-The package ``gguf`` (extra ``gguf``) knows the file, the names of tensors, and all quantised types that can be read.
+The package ``gguf`` (extra ``gguf``) provides the file format, the names of tensors, and all readable quantised types.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from trainer.shared.run.schema import ResolvedModelConfig
 
 DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
 FACTORS = "rope_freqs.weight"
-"""A tensor by whose elements the frequencies of rotary positions are divided."""
+"""The tensor of divisors of the rotary frequencies."""
 BLOCK = 32
-"""Numbers that share a scale in Q8_0."""
+"""Number of values that share a scale in Q8_0."""
 
 
 def library() -> Any:
-    """The package; ``ConfigError`` if it is not installed."""
+    """Imports the package ``gguf``; ``ConfigError`` if it is not installed."""
     try:
         import gguf
     except ImportError:
@@ -51,7 +50,7 @@ def write_file(
     tokenizer: Path | None,
     weights: Sequence[Path],
 ) -> None:
-    """``tensors`` by their Hugging Face names; ``weights``: where they come from. ``OSError`` if it cannot be written."""
+    """Writes ``tensors``, under their Hugging Face names, that come from the folders ``weights``. ``OSError`` if that fails."""
     gguf = library()
     family = FAMILIES[model.family]
     architecture, kind = family.gguf, gguf.GGMLQuantizationType[DTYPES[dtype]]
@@ -85,7 +84,7 @@ def write_file(
 
 
 def header(model: ResolvedModelConfig, architecture: str) -> dict[str, Any]:
-    """The fields of a file that say what the model is."""
+    """Returns the fields of a file that describe the model."""
     fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in LENGTHS.items()}
     fields[f"attention.layer_norm{'_rms' if model.norm == 'rms' else ''}_epsilon"] = model.norm_eps
     fields["vocab_size"] = model.vocab
@@ -100,7 +99,7 @@ def header(model: ResolvedModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def name_there(name: str, model: ResolvedModelConfig) -> str:
-    """GGUF's name of a tensor of the Hugging Face layout."""
+    """Returns GGUF's name of a tensor of the Hugging Face layout."""
     gguf = library()
     family = FAMILIES[model.family]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.gguf.upper()], model.layers)
@@ -109,7 +108,7 @@ def name_there(name: str, model: ResolvedModelConfig) -> str:
 
 
 def arranged(name: str, tensor: Tensor, model: ResolvedModelConfig, back: bool = False) -> Tensor:
-    """A tensor of the Hugging Face layout as GGUF has it, or the other way round."""
+    """Reorders a tensor from the Hugging Face layout to GGUF's, or ``back``."""
     arranged = FAMILIES[model.family].gguf_arranged
     match next((way for end, way in arranged.items() if name.endswith(end)), "same"):
         case "transposed":
@@ -144,7 +143,7 @@ class File:
         return np.array(self.gguf.dequantize(stored.data, stored.tensor_type), dtype=np.float32)
 
     def take(self, name: str) -> Tensor:
-        """The tensor of that name, fp32, in the order of the Hugging Face layout."""
+        """Reads the tensor of that name as fp32, in the order of the Hugging Face layout."""
         theirs = name_there(name, self.model)
         if theirs not in self.tensors:
             raise ConfigError(f"{self.source} has no tensor {theirs}; it is incomplete or of another architecture")
@@ -153,7 +152,7 @@ class File:
         return arranged(name, torch.from_numpy(self._values(theirs).reshape(shape)), self.model, back=True)
 
     def check_all_used(self) -> None:
-        """Refuse weights that would be left out."""
+        """Raises ``ConfigError`` for weights that would be left out."""
         left = sorted(set(self.tensors) - self.used - {FACTORS})
         if left:
             raise ConfigError(f"{self.source}: no place for {left[0]} (and {len(left) - 1} more); this variant is not trained here")

@@ -1,6 +1,6 @@
-"""Export a checkpoint's weights to a Hugging Face folder, and import such a folder as the checkpoint of step 0.
+"""Export of a checkpoint's weights to a Hugging Face folder, and import of such a folder as the checkpoint of step 0.
 
-Tensors are converted one at a time, so neither direction needs the model in memory more than about one file at a time.
+Tensors are converted one at a time, so neither direction holds more than about one file in memory.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
 FILE_BYTES = 5 * 10**9
-"""Size at which a new safetensors file is begun."""
+"""The size in bytes at which a new safetensors file is started."""
 INDEX = "model.safetensors.index.json"
 
 
 def export_weights(
     checkpoint: Path, target: Path, dtype: torch.dtype = torch.float32, tokenizer: Path | None = None
 ) -> ResolvedModelConfig:
-    """Write the folder ``target``: config.json, the weights as safetensors in ``dtype``, generation settings, and the tokenizer's files.
+    """Writes the folder ``target``: config.json, the weights as safetensors in ``dtype``, generation settings, and the tokenizer's files.
 
-    ``checkpoint`` is one checkpoint, or a folder of them (the newest is taken). The tokenizer is the one that lies there unless another is
-    given. ``ConfigError`` if it cannot be read or its model has no Hugging Face layout, or if ``target`` exists; then nothing is left.
+    ``checkpoint`` is one checkpoint, or a folder of them (the newest is used). The tokenizer is the one found there unless another is
+    given. ``ConfigError``, with nothing left behind, if it cannot be read, its model has no Hugging Face layout, or ``target`` exists.
     """
     with _made(checkpoint, target) as (work, model, reader):
         work.mkdir()
@@ -63,7 +63,7 @@ def export_weights(
 
 
 def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenizer: Path | None = None) -> ResolvedModelConfig:
-    """Write the file ``target`` with matrices as ``dtype`` (float16 or q8_0) and the tokenizer; otherwise as ``export_weights``."""
+    """Writes the GGUF file ``target``, with matrices as ``dtype`` (float16 or q8_0); arguments and errors as for ``export_weights``."""
     with _made(checkpoint, target) as (work, model, reader):
         tokenizer, places = tokenizer or find_tokenizer(checkpoint), _places(checkpoint, reader)
         gguf.write_file(work, model, _exported(reader, model, torch.float32), dtype, tokenizer, places)
@@ -71,7 +71,7 @@ def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenize
 
 
 def export(checkpoint: Path, target: Path, dtype: str, tokenizer: Path | None = None) -> None:
-    """``export_gguf`` or ``export_weights``, as the name of ``target`` says."""
+    """Calls ``export_gguf`` or ``export_weights``, by the suffix of ``target``."""
     if target.suffix == GGUF:
         export_gguf(checkpoint, target, dtype, tokenizer)
     else:
@@ -80,14 +80,14 @@ def export(checkpoint: Path, target: Path, dtype: str, tokenizer: Path | None = 
 
 
 def _places(checkpoint: Path, reader: Reader | Merged) -> list[Path]:
-    """Where weights lie, and those that they were tuned from."""
+    """Returns the folders next to the weights, and next to those that they were tuned from."""
     folders = [checkpoint, *([Path(reader.tune.base)] if isinstance(reader, Merged) and reader.tune.base else [])]
     return [place for folder in folders for place in (folder, folder.parent)]
 
 
 @contextmanager
 def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelConfig, Reader | Merged]]:
-    """A place that becomes ``target`` when all is written, and otherwise goes; the model, and what reads the checkpoint."""
+    """Yields a temporary path that becomes ``target`` on success (see ``placed``), the model, and the reader of the checkpoint."""
     found = _find(checkpoint)
     try:
         with placed(target) as work:
@@ -102,8 +102,8 @@ def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelC
 
 @contextmanager
 def placed(target: Path) -> Iterator[Path]:
-    """A hidden name beside ``target``, for a file or a folder that becomes it when all is written, and otherwise goes. ``ConfigError`` if
-    there is something already; an empty folder is nothing."""
+    """Yields a hidden path next to ``target`` for a file or folder: renamed to ``target`` on success, removed otherwise. ``ConfigError`` if
+    ``target`` exists, unless it is an empty folder."""
     if target.exists() and not (target.name and _empty(target)):
         raise ConfigError(f"{target} exists already; give another name")
     work = target.with_name(f".{target.name}.partial")
@@ -125,12 +125,11 @@ def _remove(path: Path) -> None:
 
 
 def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
-    """Write the model in ``source``, a Hugging Face folder or a GGUF file (or a folder with ``model.gguf``), as the checkpoint of step 0 in
-    the folder ``target``.
+    """Writes the model in ``source``, a Hugging Face folder or a GGUF file (or a folder with ``model.gguf``), as the checkpoint of step 0
+    in the folder ``target``.
 
-    A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. The tokenizer comes along where it can be read.
-    ``ConfigError`` if the source cannot be read, lacks tensors, has some that no rule takes, or if ``target`` is there; then nothing is
-    left.
+    A run with ``run.checkpoint.dir=target`` starts from it, with moments of zero. A readable tokenizer is copied as well. ``ConfigError``,
+    with nothing left behind, if the source cannot be read, lacks tensors or has some without a rule, or if ``target`` exists.
     """
     try:
         with placed(target) as work, ExitStack() as stack:
@@ -147,7 +146,7 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
 
 
 def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, Stored]:
-    """The model in a folder or a GGUF file, and its tensors."""
+    """Opens the model in a folder or a GGUF file, and its tensors."""
     place, model = to_import(source)
     if place.is_file():
         return model, gguf.File(place, model)
@@ -157,7 +156,7 @@ def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, Stored]:
 
 
 def _take_tokenizer(tensors: Stored, target: Path) -> None:
-    """Put tokenizer and generation settings next to the checkpoint."""
+    """Writes tokenizer and generation settings next to the checkpoint."""
     if isinstance(tensors, gguf.File):
         known, named = from_gguf(tensors.fields), named_in_gguf(tensors.fields)
         if known is not None:
@@ -175,7 +174,7 @@ def _take_tokenizer(tensors: Stored, target: Path) -> None:
 
 
 def read_weights(source: Path) -> Iterator[tuple[str, Tensor]]:
-    """Each of our parameters in the Hugging Face folder ``source`` with its name, read as they are taken."""
+    """Yields name and tensor of each of our parameters from the Hugging Face folder ``source``, reading lazily."""
     model = read_model(source)
     with ExitStack() as stack:
         tensors = _Tensors(source, model, stack)
@@ -184,7 +183,7 @@ def read_weights(source: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, ...]]:
-    """Global name and shape of every parameter of a model; a tied weight once."""
+    """Returns the shape of every parameter of a model by global name; a tied weight occurs once."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
 
@@ -197,7 +196,7 @@ def _find(path: Path) -> FoundCheckpoint:
 
 
 def _exported(reader: Reader | Merged, model: ResolvedModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Their names and tensors, one of our parameters at a time."""
+    """Yields their names and tensors, one of our parameters at a time."""
     for rule in rules(model):
         piece = whole(rule.ours, reader.shapes.get(rule.ours, ()))
         weight = torch.empty(piece.numel, dtype=dtype)
@@ -206,7 +205,7 @@ def _exported(reader: Reader | Merged, model: ResolvedModelConfig, dtype: torch.
 
 
 def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """One file, or several of about ``FILE_BYTES`` with an index that says which tensor is where."""
+    """Writes one file, or several of about ``FILE_BYTES`` with an index from tensors to files."""
     files: list[tuple[Path, list[str]]] = []
     pending: dict[str, Tensor] = {}
 
@@ -235,7 +234,7 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file that others may read if they may read what else is made here; the library's own is its owner's alone."""
+    """Writes a safetensors file with the default permissions; the library itself makes files that only their owner can read."""
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})
@@ -248,7 +247,7 @@ def _imported(tensors: Stored, model: ResolvedModelConfig) -> Iterator[PieceSnap
 
 
 def _joined(tensors: Stored, model: ResolvedModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each of our parameters; ``ConfigError`` if the folder's do not fill them."""
+    """Yields name and tensor of each of our parameters; ``ConfigError`` if the tensors of the source do not match its shape."""
     expected = shapes(model)
     for rule in rules(model):
         shape = expected[rule.ours]
@@ -262,7 +261,7 @@ def _joined(tensors: Stored, model: ResolvedModelConfig) -> Iterator[tuple[str, 
 
 
 def weight_files(source: Path) -> list[Path]:
-    """The files that hold a folder's weights: those that its index names, ``model.safetensors``, or else all there are. An earlier save may
+    """Returns the files that hold a folder's weights: those named by its index, ``model.safetensors``, or else all. An earlier save may
     have left others. ``ConfigError`` if there are none."""
     single, index, named = source / "model.safetensors", source / INDEX, set[Path]()
     if index.exists():
@@ -281,7 +280,7 @@ def weight_files(source: Path) -> list[Path]:
 
 
 class Stored(Protocol):
-    """Tensors under their Hugging Face names, read when asked for."""
+    """Tensors under their Hugging Face names, read lazily."""
 
     source: Path
 
@@ -293,7 +292,7 @@ class Stored(Protocol):
 
 
 class _Tensors:
-    """The tensors of a folder by name, read when asked for."""
+    """The tensors of a folder by name, read lazily."""
 
     def __init__(self, source: Path, model: ResolvedModelConfig, stack: ExitStack) -> None:
         self.source, self.hub = source, FAMILIES[model.family].hub
@@ -309,7 +308,7 @@ class _Tensors:
         self.used: set[str] = set()
 
     def take(self, name: str) -> Tensor:
-        """The tensor of that name; the published GPT-2 and BLOOM leave out the root of names."""
+        """Reads the tensor of that name; the published GPT-2 and BLOOM omit the root of names."""
         known = next((n for n in (name, name.removeprefix(self.hub.root)) if n in self.files), None)
         if known is None:
             raise ConfigError(f"{self.source} has no tensor {name}; the files are incomplete or of another architecture")
@@ -317,7 +316,7 @@ class _Tensors:
         return self.files[known].get_tensor(known)
 
     def check_all_used(self) -> None:
-        """Refuse weights that would be left out: the imported model would not be the same."""
+        """Raises ``ConfigError`` for weights that would be left out: the imported model would not be the same."""
         left = sorted(n for n in self.files if n not in self.used and not n.endswith(self.hub.computed) and n != self.hub.output)
         if left:
             raise ConfigError(f"{self.source}: no place for {left[0]} (and {len(left) - 1} more); this variant is not trained here")

@@ -1,7 +1,7 @@
-"""How our parameters are called and shaped in the Hugging Face layout of a family, by its record.
+"""Names and shapes of our parameters in the Hugging Face layout of a family, by its record.
 
 Shapes: g key/value heads, q query heads per key/value head, d head size, h hidden, f inner width of the MLP. Our fused matrix of
-queries, keys and values is [g, q + 2, d, h]: for each g its queries, one key, one value.
+queries, keys and values is [g, q + 2, d, h]: for each of the g heads its queries, one key, one value.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ FORMS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
     "by kind": lambda w: [w[:, :-2], w[:, -2], w[:, -1]],  # all queries, then all keys, then all values
     "stacked": lambda w: w.unbind(0),  # [2, f, h]: gate and up
 }
-"""Views of one of ours, each in the order of one of theirs, or of a part of theirs if that is one alone; by the words of
+"""Views of one of our tensors, each in the order of one of theirs, or of a part of it if theirs is a single tensor; keyed as in
 ``HubFormat.forms``."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One of our parameters and the tensors that hold it there: matrices of one row per output, and vectors."""
+    """One of our parameters and the Hugging Face tensors that hold it: matrices with one row per output, and vectors."""
 
     ours: str
     theirs: tuple[str, ...]
     form: str = "same"
-    inputs_first: bool = False  # matrices there are [in, out]
+    inputs_first: bool = False  # their matrices are [in, out]
 
     @property
     def vector(self) -> bool:
-        """Whether theirs are vectors, whatever dimensions ours has: biases and norms."""
+        """Tells whether their tensors are vectors, whatever dimensions ours has: biases and norms."""
         module, _, key = self.ours.rpartition(".")
         return key == "bias" or module.endswith("norm")
 
     def split(self, w: Tensor) -> list[Tensor]:
-        """Makes their tensors from ours."""
+        """Converts our tensor to theirs."""
         views = FORMS[self.form](w)
         if self.vector:
             parts = [view.flatten() for view in views]
@@ -53,7 +53,7 @@ class Rule:
         return [part.t() for part in parts] if self.inputs_first else parts
 
     def join(self, parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-        """Makes ours, of this shape, from theirs."""
+        """Converts their tensors to ours, of this shape."""
         w = parts[0].new_empty(shape)
         views = FORMS[self.form](w)
         parts = [part.t() if self.inputs_first else part for part in parts]
@@ -66,7 +66,7 @@ class Rule:
 
 
 def rules(model: ResolvedModelConfig) -> Iterator[Rule]:
-    """The rule of every parameter of ``model``, in the order of the network, ends first."""
+    """Yields the rule of every parameter of ``model``: the ends of the network first, then its blocks in order."""
     check_named(model.family)
     family = FAMILIES[model.family]
     hub = family.hub
@@ -78,7 +78,7 @@ def rules(model: ResolvedModelConfig) -> Iterator[Rule]:
 
 
 def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, there: str) -> Iterator[Rule]:
-    """Rules of the parameters of those of ``modules`` that the model has; names begin with ``here`` and ``there``."""
+    """Yields rules for the parameters of those ``modules`` that the model has, with the prefixes ``here`` and ``there``."""
     hub = FAMILIES[model.family].hub
     missing = absent(model)
     for ours, theirs in modules.items():
@@ -89,7 +89,7 @@ def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, th
 
 
 def absent(model: ResolvedModelConfig) -> set[str]:
-    """Modules of a block, by their names in it, that a model does not have for its choice of norms."""
+    """Returns the names of modules that a model's blocks lack because of its choice of norms."""
     without = {
         "attention_norm": model.norm_at == "after",
         "mlp_norm": model.norm_at == "after" or model.residual == "parallel_one_norm",
@@ -102,7 +102,7 @@ def absent(model: ResolvedModelConfig) -> set[str]:
 
 
 def parameters_of(model: ResolvedModelConfig, module: str) -> tuple[str, ...]:
-    """Names of the parameters of a module: weight, and bias if it has one."""
+    """Returns the names of a module's parameters: weight, and bias if it has one."""
     name = module.rpartition(".")[2]
     shifted = NORM_VECTORS[model.norm] == 2 if name.endswith("norm") else name in model.biases
     if name in ("query_norm", "key_norm") and model.qk_norm == "width":

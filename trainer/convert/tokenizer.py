@@ -1,4 +1,4 @@
-"""The tokenizer beside the weights: the files that Hugging Face reads, the fields of GGUF, and back from these."""
+"""The tokenizer that accompanies weights: as Hugging Face files and as GGUF fields, in both directions."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from trainer.shared.run.schema import ModelConfig
 
 TEMPLATE = "chat_template.jinja"
 NORMAL, CONTROL, ADDED = 1, 3, 4
-"""Types of a token in GGUF: as others, special, and added but not special (llama.cpp: normal, control, user defined)."""
+"""Token types in GGUF: normal, special, and added but not special (llama.cpp: normal, control, user defined)."""
 SPLITS = {"gpt-2": [], "smollm": [{"type": "Digits", "individual_digits": True}]}
-"""What comes before GPT-2's byte-level split, by GGUF's name of the whole (llama.cpp, ``llama-vocab.cpp``)."""
+"""Pre-tokenizers that precede GPT-2's byte-level split, by GGUF's name of the sequence (llama.cpp, ``llama-vocab.cpp``)."""
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 def find_tokenizer(weights: Path) -> Path | None:
-    """The tokenizer.json next to a checkpoint, in a folder of them, or in a Hugging Face folder."""
+    """Finds the tokenizer.json next to a checkpoint, in a folder of checkpoints, or in a Hugging Face folder."""
     return next((file for place in (weights, weights.parent) if (file := place / TOKENIZER).is_file()), None)
 
 
 def write_files(folder: Path, tokenizer: Path | None, model: ModelConfig, weights: Sequence[Path]) -> None:
-    """Tokenizer and generation settings, so that ``AutoTokenizer`` and ``generate`` take ``folder`` as it is. Which tokens begin, end and
-    fill a text is known beside the ``weights`` or the tokenizer; otherwise the one that ends it does it all."""
+    """Writes tokenizer and generation settings, so that ``AutoTokenizer`` and ``generate`` accept ``folder``. The BOS, EOS and padding
+    tokens come from files next to the ``weights`` or the tokenizer; a missing one is replaced by EOS."""
     text = None if tokenizer is None else TextTokens(tokenizer, model.vocab, weights)
     named = _whole(text, weights)
     write_json(folder / GENERATION, {"do_sample": False} | generation_of(weights) | named)
@@ -41,7 +41,7 @@ def write_files(folder: Path, tokenizer: Path | None, model: ModelConfig, weight
     known = _read(tokenizer)
     write_json(folder / TOKENIZER, known)
     words = {token["id"]: token["content"] for token in known.get("added_tokens", ())}
-    settings: dict[str, Any] = {} if template is None else {"chat_template": template}  # older readers look there
+    settings: dict[str, Any] = {} if template is None else {"chat_template": template}  # older readers expect it there
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.seq, "clean_up_tokenization_spaces": False}
     special = {name.removesuffix("_id"): words[token] for name, token in _first(named).items() if token in words}
     if "eos_token" in special:
@@ -50,8 +50,7 @@ def write_files(folder: Path, tokenizer: Path | None, model: ModelConfig, weight
 
 
 def chat_template(folder: Path) -> str | None:
-    """The template of a conversation in a folder, from a file of its own or from the tokenizer's settings, where one of several is the
-    default."""
+    """Reads a folder's chat template from its own file or from the tokenizer's settings: the default if there are several."""
     if (file := folder / TEMPLATE).is_file():
         return file.read_text(encoding="utf-8")
     said = _read(folder / SETTINGS).get("chat_template") if (folder / SETTINGS).is_file() else None
@@ -61,14 +60,14 @@ def chat_template(folder: Path) -> str | None:
 
 
 def generation_of(places: Sequence[Path]) -> dict[str, Any]:
-    """Settings of generation beside the first of some folders that has any, but for what they say of themselves."""
+    """Reads the generation settings of the first folder that has any, without their metadata."""
     file = next((file for place in places if (file := place / GENERATION).is_file()), None)
     said = {} if file is None else _read(file)
     return {name: value for name, value in said.items() if not name.startswith("_") and name != "transformers_version"}
 
 
 def _whole(text: TextTokens | None, weights: Sequence[Path]) -> dict[str, Any]:
-    """All of ``NAMED``; what the tokenizer puts before every text begins it, whatever is named."""
+    """Returns all tokens of ``NAMED``. The token that the tokenizer puts before every text overrides a named BOS token."""
     named = named_tokens(weights) if text is None else text.named or {"eos_token_id": next(iter(text.ends), None)}
     begin = {"bos_token_id": text.begin[0]} if text is not None and text.begin else {}
     return {**dict.fromkeys(NAMED, _first(named).get("eos_token_id")), **named, **begin}
@@ -79,7 +78,7 @@ def _first(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gguf_fields(tokenizer: Path, vocab: int, weights: Sequence[Path]) -> list[tuple[str, Any]]:
-    """Calls of a ``GGUFWriter`` and their values. ``ConfigError`` for a tokenizer that GGUF has no name for."""
+    """Returns method names of ``GGUFWriter`` and their values. ``ConfigError`` for a tokenizer that GGUF has no name for."""
     text, known = TextTokens(tokenizer, vocab, weights), _read(tokenizer)
     model = known["model"]
     split = known.get("pre_tokenizer") or {}
@@ -102,13 +101,13 @@ def gguf_fields(tokenizer: Path, vocab: int, weights: Sequence[Path]) -> list[tu
 
 
 def named_in_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``named_tokens``, of a GGUF file's fields."""
+    """Returns the named tokens of a GGUF file's fields, as ``named_tokens`` does."""
     keys = ("eos_token_id", "bos_token_id", "padding_token_id")
     return {name: int(fields[at]) for name, key in zip(NAMED, keys) if (at := f"tokenizer.ggml.{key}") in fields}
 
 
 def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The tokenizer.json that a GGUF file's fields describe; None if it is of a kind that is not read here."""
+    """Builds the tokenizer.json that a GGUF file's fields describe; None for an unsupported kind."""
     name = fields.get("tokenizer.ggml.pre", "gpt-2")
     if fields.get("tokenizer.ggml.model") != "gpt2" or name not in SPLITS:
         return None
@@ -129,7 +128,7 @@ def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _around(fields: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the tokens that a tokenizer.json puts before and after every text."""
+    """Builds the post-processor that puts tokens before and after every text; None if there are no such tokens."""
     named, sides = named_in_gguf(fields), ("bos_token_id", "eos_token_id")
     asked = [name for name in sides if name in named and fields.get(f"tokenizer.ggml.add_{name.removesuffix('_id')}")]
     if not asked:

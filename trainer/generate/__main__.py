@@ -1,5 +1,5 @@
-"""``python -m trainer.generate MODEL --prompt TEXT ...``: text from a checkpoint or a Hugging Face folder, in one process. Behind ``trireme
-generate``; with keys of a layout that command starts the same on ranks (``trainer.generate.job``)."""
+"""``python -m trainer.generate MODEL --prompt TEXT ...``: text from a checkpoint or a Hugging Face folder, in one process. Started by
+``trireme generate``, which uses ``trainer.generate.job`` on ranks if keys of a layout are given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.shared.run.errors import ConfigError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 done, 2 wrong input (one line on stderr), 130 interrupted."""
+    """Returns the exit code: 0 done, 2 wrong input (one line on stderr), 130 interrupted."""
     arguments = generate_parser().parse_args(argv)
     try:
         command = asked(GenerateCommand, arguments)
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         return ConfigError.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader went away, as in `trireme generate ... | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `trireme generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

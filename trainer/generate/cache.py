@@ -1,8 +1,8 @@
-"""A network that remembers the keys and values of what it has read, so that each new token is computed alone.
+"""A network with a cache of keys and values, so that each new token is computed alone.
 
 It is the network of training, on the same ranks: attention cores, rotary embeddings and position vectors are replaced, from outside, by
-ones that know where in the text they are. Rows of a batch may differ in length: they are padded on the left, and what is padding is
-never attended to.
+ones that know their position in the text. Rows of a batch may differ in length: they are padded on the left, and padding is never
+attended to.
 
 Shapes: b rows, s new tokens, S columns read so far with them, g key/value heads, q query heads of each, d head size.
 """
@@ -21,16 +21,16 @@ from trainer.models.tuned import Prompts
 from trainer.tensor.placed import place_embeddings
 
 COLUMNS = 32
-"""Columns by which a memory grows: what it holds is copied once in so many tokens."""
+"""Columns by which a memory grows: its content is copied once per that many tokens."""
 
 
 @dataclass
 class Memory:
-    """What some rows have read. ``padding`` [b] counts the padding on the left of each row; keys and values [b, g, C, d] of every block
-    of this rank, by the block's number here: C columns are reserved, ``COLUMNS`` at a time, of which ``read`` are in use."""
+    """The cache of some rows. ``padding`` [b] counts the padding on the left of each row; keys and values [b, g, C, d] are those of every
+    block of this rank, by the block's local number: C columns are reserved, ``COLUMNS`` at a time, of which ``read`` are in use."""
 
     padding: Tensor
-    read: int = 0  # columns, padding among them
+    read: int = 0  # columns, including padding
     new: int = 0
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
@@ -38,24 +38,23 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values, and of what is reserved for them."""
+        """Returns the bytes of all keys and values, including reserved columns."""
         return sum(tensor.nbytes for held in (self.keys, self.values) for tensor in held.values())
 
     def expect(self, new: int) -> None:
-        """``new`` tokens are read next. Which columns they must not see, ``hidden`` [b, s, S], is the same in all blocks: what comes later,
-        and padding."""
+        """Prepares for ``new`` further tokens. The mask ``hidden`` [b, s, S] of later columns and padding is the same in all blocks."""
         self.new = new
         query = torch.arange(self.read, self.read + new, device=self.padding.device)
         key = torch.arange(self.read + new, device=self.padding.device)
         self.hidden = (key > query[:, None]) | (key < self.padding[:, None, None])
 
     def positions(self) -> Tensor:
-        """Position of each new token in its own row, [s, b]; of padding 0."""
+        """Returns the position of each new token in its own row, [s, b]; 0 for padding."""
         columns = torch.arange(self.read, self.read + self.new, device=self.padding.device)
         return (columns[:, None] - self.padding).clamp(min=0)
 
     def append(self, block: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values [b, g, S, d] of a block, with those of the new tokens."""
+        """Appends the keys and values of new tokens to a block's, and returns all, [b, g, S, d]."""
         return self._append(self.keys, block, key), self._append(self.values, block, value)
 
     def _append(self, held: dict[int, Tensor], block: int, new: Tensor) -> Tensor:
@@ -69,14 +68,14 @@ class Memory:
         return held[block][:, :, :end]
 
     def keep(self, rows: Tensor) -> Memory:
-        """Only some of the rows, by index, without the columns that are padding in all of them."""
+        """Returns the memory of some rows, by index, without the columns that are padding in all of them."""
         padding = self.padding[rows]
         spare = int(padding.min()) if len(rows) else 0
         keys, values = ({i: t[rows, :, spare : self.read] for i, t in held.items()} for held in (self.keys, self.values))
         return Memory(padding - spare, self.read - spare, keys=keys, values=values)
 
     def joined(self, other: Memory) -> Memory:
-        """The rows of both, the shorter ones padded on the left."""
+        """Returns the memory of the rows of both, the shorter ones padded on the left."""
         read = max(self.read, other.read)
         a, b = self._widened(read), other._widened(read)
         keys, values = ({i: torch.cat((own[i], new[i])) for i in own} for own, new in ((a.keys, b.keys), (a.values, b.values)))
@@ -89,7 +88,7 @@ class Memory:
 
 
 class Reading:
-    """The memory that is read with now, and whether the logits after every token are asked for. All placed layers of a rank look here."""
+    """The memory in use, and whether logits are needed after every token. Shared by all placed layers of a rank."""
 
     def __init__(self, device: torch.device):
         self.every = False
@@ -118,18 +117,18 @@ class CachedCore(nn.Module):
         return (weights @ values.unsqueeze(2)).flatten(1, 2).permute(2, 0, 1, 3).flatten(2)
 
     def _bias(self, scores: Tensor, slopes_of: list[float]) -> Tensor:
-        """ALiBi: minus slope times distance, [g, q, s, S]. Distances are those of columns: padding is on the left of all."""
+        """Returns ALiBi's bias, minus slope times distance, [g, q, s, S]. Column distances suffice: padding is on the left of all."""
         slopes = torch.tensor([slopes_of[h] for h in self.heads], dtype=scores.dtype, device=scores.device)
         return slopes.unflatten(0, (scores.shape[1], -1))[..., None, None] * self._distance(scores)
 
     def _distance(self, scores: Tensor) -> Tensor:
-        """Column of the key less that of the query, [s, S]."""
+        """Returns the column of the key minus that of the query, [s, S]."""
         columns = torch.arange(scores.shape[-1], device=scores.device)
         return columns - columns[-scores.shape[-2] :, None]
 
 
 class LastToken(nn.Module):
-    """A head that is asked for what comes after the last token alone, as a rule. [s, b, h] -> [1, b, V]."""
+    """A head that computes logits after the last token only, unless ``reading.every``. [s, b, h] -> [1, b, V]."""
 
     def __init__(self, head: nn.Module, reading: Reading):
         super().__init__()
@@ -141,7 +140,7 @@ class LastToken(nn.Module):
 
 
 def place(part: nn.Module, reading: Reading) -> None:
-    """Give the layers of a model's part their place in the text. It is of no use for training afterwards."""
+    """Replaces the layers of a model's part by ones that use ``reading``. The part can no longer be trained."""
     blocks = 0
     place_embeddings(part, lambda: reading.memory.positions())
     for parent in list(part.modules()):

@@ -1,8 +1,8 @@
-"""Prompts in, completions out: rows join and leave while others go on (continuous batching, Yu et al. 2022), over all ranks of a layout.
+"""Completion of prompts on all ranks of a layout: rows join and leave while others continue (continuous batching, Yu et al. 2022).
 
-Every rank keeps the same list of rows, so only two things are told: after each turn the token that was chosen for each row, in one sum
-over all ranks, and what rank 0 hears (new requests, rows that are dropped). That sum says whether it has heard anything, so that nothing
-else is exchanged in a turn without news. A row belongs to one replica; replicas take a turn together.
+Every rank keeps the same list of rows, so only two things are exchanged: after each turn the token chosen for each row, in one sum over
+all ranks, and news from rank 0 (new requests, dropped rows). The sum also tells whether there is news, so that nothing else is exchanged
+in a turn without it. A row belongs to one replica; replicas take a turn together.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from trainer.shared.run.errors import ConfigError
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """A prompt to be continued by up to ``tokens`` tokens. With the seed, ``number`` decides what is drawn; ``name`` is for who asks."""
+    """A prompt to be continued by up to ``tokens`` tokens. The seed and ``number`` determine the draws; ``name`` is for the caller."""
 
     number: int
     prompt: list[int]
     tokens: int
     sampling: Sampling = field(default_factory=Sampling)
-    stop: frozenset[int] = frozenset()  # tokens at which it ends; the text leaves them out
+    stop: frozenset[int] = frozenset()  # tokens at which it ends, excluded from the text
     name: int = 0
-    task: int | None = None  # whose virtual tokens stand before it; None: that of the session
-    likeliest: int = 0  # how many of the likeliest tokens are told at each place, whichever is chosen
+    task: int | None = None  # task whose virtual tokens precede it; None: the session's
+    likeliest: int = 0  # number of likeliest tokens to report at each place, whichever is chosen
 
 
 @dataclass
 class Completion:
-    """What followed a prompt. ``log_probabilities`` are those of the model itself, before any filter; ``likeliest``: of the likeliest
-    tokens at each place, by their numbers."""
+    """The continuation of a prompt. ``log_probabilities`` are those of the model itself, before any filter; ``likeliest`` holds those of
+    the likeliest tokens at each place, by token id."""
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Completion:
         return self.prompt + self.tokens
 
     def copy(self) -> Completion:
-        """As it is now."""
+        """Returns a copy of the current state."""
         return replace(self, tokens=list(self.tokens), log_probabilities=list(self.log_probabilities), likeliest=list(self.likeliest))
 
 
@@ -75,35 +75,35 @@ class TextRow:
 
 @dataclass(frozen=True)
 class News:
-    """What rank 0 heard since the last turn. ``over``: nothing more will come."""
+    """Changes that reached rank 0 since the last turn. ``over``: nothing more will come."""
 
     requests: Sequence[PromptRequest] = ()
-    dropped: frozenset[int] = frozenset()  # names of requests that nobody waits for any more
+    dropped: frozenset[int] = frozenset()  # names of abandoned requests
     over: bool = False
 
 
 Hear = Callable[[bool], News]
-"""Called on rank 0 in each turn, and where rows have ended, with whether there is nothing to do but to wait; it may then wait for up to a
-minute. What it drops may still grow by a token."""
+"""Callback of rank 0 in each turn, and after rows have ended; its argument tells whether the decoder is idle, and then it may wait for up
+to a minute. A dropped row may still grow by a token."""
 Tell = Callable[[TextRow], object]
-"""Called on rank 0 with every row that has grown or ended."""
+"""Callback of rank 0 for every row that has grown or ended."""
 
 
 class Decoder:
-    """The rows of all replicas, up to ``slots`` in each. All ranks make one and call ``run`` together."""
+    """The rows of all replicas, up to ``slots`` in each. All ranks create one and call ``run`` together."""
 
     def __init__(self, session: Session, slots: int):
         self.session, self.slots = session, slots
         self.replicas, self.here = session.config.layout.data, session.rank.groups.at["data"]
         self.rows: list[TextRow] = []
         self.waiting: deque[PromptRequest] = deque()
-        self.memory: Memory | None = None  # of this replica's rows, in their order
-        self.most_cached = 0  # bytes of keys and values, so far
-        self.heard: News | None = None  # on rank 0: what is not told yet
+        self.memory: Memory | None = None  # cache of this replica's rows, in their order
+        self.most_cached = 0  # the most bytes of keys and values so far
+        self.heard: News | None = None  # on rank 0: news not yet sent
         self.over = False
 
     def run(self, hear: Hear, tell: Tell) -> None:
-        """Turn after turn, until there is no more to do and none to come."""
+        """Takes turns until nothing is left to do and nothing more will come."""
         leads, news = self.session.world.rank == 0, True
         while self.rows or self.waiting or not self.over:
             if news or not (self.rows or self.waiting):
@@ -114,7 +114,7 @@ class Decoder:
                 tell(row)
 
     def _learn(self, hear: Hear) -> None:
-        """Rank 0 tells all ranks what it hears."""
+        """Sends the news of rank 0 to all ranks."""
         world, idle = self.session.world, not self.rows and not self.waiting
         news: News = world.group.gather_objects((self.heard or hear(idle)) if world.rank == 0 else None)[0]
         self.heard, self.over = None, self.over or news.over
@@ -127,7 +127,7 @@ class Decoder:
             self._keep([row for row in self.rows if row.request.name not in names])
 
     def _keep(self, rows: list[TextRow]) -> None:
-        """Continue with only some of the rows."""
+        """Drops all rows but these."""
         kept = [i for i, row in enumerate(self._own(self.rows)) if row in rows]
         if self.memory is not None and len(kept) < len(self._own(self.rows)):
             self.memory = self.memory.keep(torch.tensor(kept, device=self.session.world.device)) if kept else None
@@ -137,7 +137,7 @@ class Decoder:
         return [row for row in rows if row.replica == self.here]
 
     def _admit(self) -> list[TextRow]:
-        """Rows for requests that find a slot, each in the replica with the fewest."""
+        """Returns rows for requests that find a slot, each in the replica with the fewest rows."""
         load = [sum(row.replica == replica for row in self.rows) for replica in range(self.replicas)]
         joining = []
         while self.waiting and min(load) < self.slots:
@@ -149,7 +149,7 @@ class Decoder:
 
     @torch.no_grad()
     def _turn(self, joining: list[TextRow], hear: Hear) -> tuple[list[TextRow], bool]:
-        """A token for every row, those that join among them; all rows that were there, and whether rank 0 has heard something."""
+        """Adds a token to every row, including those that join; returns all these rows, and whether rank 0 has news."""
         everyone = self.rows + joining
         if not everyone:
             return [], False
@@ -174,7 +174,7 @@ class Decoder:
         return everyone, bool(news)
 
     def _read(self, old: list[TextRow], new: list[TextRow]) -> list[Tensor]:
-        """Logits [V] of each row on the ranks of the last stage: one more token of the old ones, the prompts of the new ones."""
+        """Returns logits [V] of each row on the ranks of the last stage; reads one more token of old rows and the prompts of new ones."""
         parts: list[Tensor | None] = []
         if old:
             assert self.memory is not None
@@ -191,7 +191,7 @@ class Decoder:
 
 
 def _answer(row: TextRow, logits: Tensor, most: int) -> Tensor:
-    """The next token of a row, its log-probability, the ``most`` likeliest tokens and theirs, [2 + 2 most]."""
+    """Returns the next token of a row, its log-probability, the ``most`` likeliest tokens and theirs, [2 + 2 most]."""
     token = choose(logits, row.made.text, row.request.sampling, row.request.number)
     shares = torch.log_softmax(logits.double(), -1)
     top = shares.topk(most)
@@ -199,7 +199,7 @@ def _answer(row: TextRow, logits: Tensor, most: int) -> Tensor:
 
 
 def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:
-    """All ``requests``; their completions in order, on rank 0. ``ConfigError`` for a prompt that cannot be completed."""
+    """Completes all ``requests``; returns the completions in order, on rank 0. ``ConfigError`` for a prompt that cannot be completed."""
     check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.seq)
     made: dict[int, Completion] = {}
     news = iter([News(requests, over=True)])
@@ -213,14 +213,14 @@ def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 6
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """``ConfigError`` for what no tokenizer reads: bytes that were no UTF-8, or half of a pair of surrogates."""
+    """Raises ``ConfigError`` for a text that tokenizers cannot read: bytes that were not UTF-8, or a lone surrogate."""
     for text in texts:
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise ConfigError(f"{text[:40]!r} is no text in UTF-8")
 
 
 def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int) -> None:
-    """``ConfigError`` for a prompt that cannot be completed."""
+    """Raises ``ConfigError`` for a prompt that cannot be completed."""
     for number, (prompt, more) in enumerate(zip(prompts, tokens)):
         if not prompt:
             raise ConfigError(f"prompt {number} is empty; give it at least one token")

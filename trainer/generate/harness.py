@@ -1,6 +1,6 @@
 """lm-evaluation-harness (``lm_eval``, extra ``eval``) on the ranks of a layout, through its public model class.
 
-Rank 0 runs the harness; it tells all ranks which rows to read and what to generate. Replicas share the rows.
+Rank 0 runs the harness and sends all ranks the rows to read and the texts to generate. The rows are divided among the replicas.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trainer.shared.run.schema import ResolvedTrainConfig
 from trainer.shared.run.stages import BUILTIN_TASKS
 
 Pair = tuple[list[int], list[int]]
-"""Tokens that are given, and tokens whose probability is asked for."""
+"""Context tokens, and target tokens whose probability is requested."""
 
 
 def score(command: ScoreCommand, config: ResolvedTrainConfig, world: World) -> dict[str, Any]:
-    """The figures of each task, on rank 0. Collective."""
+    """Returns the figures of each task, on rank 0. Collective."""
     weights = open_weights(Path(command.model))
     words = open_text(command.tokenizer, Path(command.model), weights.model.vocab)
     if world.rank == 0:
@@ -50,18 +50,18 @@ def score(command: ScoreCommand, config: ResolvedTrainConfig, world: World) -> d
 
 
 class TaskReader:
-    """What all ranks do at the word of rank 0."""
+    """Work of all ranks on the instructions of rank 0."""
 
     def __init__(self, session: Session, batch: int):
         self.session, self.batch = session, batch
 
     def tell(self, work: Any) -> Any:
-        """Rank 0: all ranks do ``work``, a method's name and its argument; None: there is no more."""
+        """Lets all ranks do ``work``, a method's name and its argument; None ends the loop of ``follow``. On rank 0."""
         self.session.world.group.gather_objects(work)
         return None if work is None else getattr(self, work[0])(work[1])
 
     def follow(self) -> None:
-        """The others: do what rank 0 tells until there is no more."""
+        """Does the work that rank 0 sends until there is none left. On all other ranks."""
         while (work := self.session.world.group.gather_objects(None)[0]) is not None:
             getattr(self, work[0])(work[1])
 
@@ -70,7 +70,7 @@ class TaskReader:
 
     @torch.no_grad()
     def likelihoods(self, rows: Sequence[Pair]) -> list[tuple[float, bool]]:
-        """Of each row: the log-probability of its asked tokens, and whether each of them is the likeliest. The longest rows first."""
+        """Returns the log-probability of each row's target tokens, and whether all are the likeliest. Runs the longest rows first."""
         session, seq = self.session, self.session.seq
         order = sorted(range(len(rows)), key=lambda i: -sum(map(len, rows[i])))
         own = order[session.rank.groups.at["data"] :: session.config.layout.data]
@@ -90,7 +90,7 @@ class TaskReader:
 
 
 def _likelihood(logits: torch.Tensor, text: list[int], asked: int) -> torch.Tensor:
-    """The last ``asked`` tokens of a text after the logits [s, V] of all before: their log-probability, and 1 if all are likeliest."""
+    """Returns the log-probability of a text's last ``asked`` tokens, and 1 if all are likeliest, from all earlier logits [s, V]."""
     targets = torch.tensor(text[len(text) - asked :], dtype=torch.long)
     shares = torch.log_softmax(logits[len(logits) - asked :].double(), -1)
     greedy = float(bool((shares.argmax(-1) == targets).all()))
@@ -98,7 +98,7 @@ def _likelihood(logits: torch.Tensor, text: list[int], asked: int) -> torch.Tens
 
 
 def _library(fetched: Path | str | None = None) -> Any:
-    """``lm_eval``, with the data of a folder of fetched tasks; ``ConfigError`` if it is not installed. It does not look for a hub."""
+    """Imports ``lm_eval``, offline, with the data of a folder of fetched tasks; ``ConfigError`` if it is not installed."""
     if fetched is not None:
         home = Path(fetched).resolve()
         os.environ |= {"HF_HOME": str(home), "HF_DATASETS_CACHE": str(home / "datasets")}
@@ -136,7 +136,7 @@ def _plain(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(reader: TaskReader, words: TextTokens) -> Any:
-    """The harness' model class over a reader. A text that follows nothing follows what begins every text, or ends the one before."""
+    """Returns the harness' model class over a reader. Without a context, a text follows the BOS tokens, or else an EOS token."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -186,7 +186,7 @@ def _until(text: str, stops: Sequence[str]) -> str:
 
 def fetch(names: Sequence[str], folder: Path) -> None:
     """Loads the data of published tasks into ``folder``, where ``--tasks-folder`` finds them later, without a network. ``ConfigError`` if
-    that cannot be had."""
+    that fails."""
     os.environ |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
     words = ",".join(names)
     try:
@@ -195,13 +195,13 @@ def fetch(names: Sequence[str], folder: Path) -> None:
 
         get_task_dict([*names], TaskManager())
         write_json(folder / FETCHED, {"tasks": sorted({*names, *(read_json(folder / FETCHED) or {}).get("tasks", ())})})
-    except Exception as error:  # what hub and libraries raise has no type in common
+    except Exception as error:  # errors of hub and libraries have no common type
         raise ConfigError(f"--tasks={words} cannot be fetched: {str(error).splitlines()[0]}") from error
     print(f"fetched {words} into {folder}; evaluate with: --tasks {words} --tasks-folder {folder}")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs ``python -m trainer.generate.harness NAMES FOLDER``; an exit code."""
+    """Runs ``python -m trainer.generate.harness NAMES FOLDER`` and returns its exit code."""
     try:
         fetch(arguments[0].split(","), Path(arguments[1]))
     except ConfigError as error:

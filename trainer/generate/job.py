@@ -1,7 +1,7 @@
 """Text from a checkpoint on the ranks of a layout: ``python -m trainer`` with ``run.task=generate``.
 
-What it is asked is in section ``stage`` of its configuration. Rank 0 writes the text as it grows into ``text``, and the completions, or the
-figures of tasks, into ``result.json``.
+The section ``stage`` of the configuration holds the command. Rank 0 writes the text to ``text`` as it grows, and the completions, or the
+figures of tasks, to ``result.json``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.shared.run.stages import STOP, TEXT
 def generate_on_ranks(
     config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Finish = lambda result: None
 ) -> Status:
-    """Does what ``stage`` asks, on every rank of ``env``."""
+    """Runs the command of ``stage``, on every rank of ``env``."""
     if stage is None:
         raise ConfigError("run.task=generate has no prompts of its own; use `trireme generate`")
     act = {"generate": _completions, "serve": _served, "evaluate": _scored}[stage.verb]
@@ -50,7 +50,7 @@ def generate_on_ranks(
 
 
 def _page(stage: StageRun, out: Path, rank: int) -> contextlib.AbstractContextManager[IO[str] | None]:
-    """Where rank 0 writes the text as it grows: the log of a stage, else a file for the command that waits."""
+    """Opens the file to which rank 0 writes the text as it grows: the log of a stage, else a file for the command that waits."""
     if rank != 0:
         return contextlib.nullcontext()
     return contextlib.nullcontext(sys.stdout) if stage.folder else (out / TEXT).open("w")
@@ -73,7 +73,7 @@ def _served(settings: dict[str, Any], config: ResolvedTrainConfig, world: World,
 def complete(
     command: GenerateCommand, texts: Sequence[str], config: ResolvedTrainConfig, world: World, file: IO[str] | None
 ) -> list[dict[str, Any]]:
-    """What followed each of ``texts``, as plain data, on rank 0. The text is also written to ``file``, as it grows."""
+    """Returns the completion of each of ``texts`` as plain data, on rank 0. The text is also written to ``file`` as it grows."""
     check_texts([*texts, *command.stop])
     weights, sampling = open_weights(Path(command.model)), sampling_of(command)
     words = open_text(command.tokenizer, Path(command.model), weights.model.vocab)
@@ -89,7 +89,7 @@ def complete(
 
 
 class Front:
-    """What rank 0 of a batch of prompts asks for, and what it is told."""
+    """Rank 0's end of a batch of prompts: gives requests to the decoder and receives their rows."""
 
     def __init__(self, requests: Sequence[PromptRequest], tellings: Sequence[Telling], printer: Printer | None):
         self.requests, self.tellings, self.printer = requests, tellings, printer
@@ -117,5 +117,5 @@ class Front:
 
     def plain(self, number: int, text: str) -> dict[str, Any]:
         data = asdict(self.made[number])
-        del data["likeliest"]  # nobody asks for it
+        del data["likeliest"]  # not part of the result
         return {"prompt": text, "text": self.tellings[number].text, "prompt_tokens": data.pop("prompt"), **data}

@@ -1,7 +1,7 @@
-"""How long requests take and how much memory they need: ``python -m trainer`` with ``run.task=inference``, under any layout.
+"""Measurement of the time and memory of requests: ``python -m trainer`` with ``run.task=inference``, under any layout.
 
-The weights are drawn, the prompts made up, every request generates as many tokens as it may: what the tokens are changes no time. Requests
-come in static batches, in a closed loop, or at random (``requests.mode``). A step is a batch, or as many requests as a replica has in
+Weights are random, prompts synthetic, and every request generates its maximum of tokens: their values do not affect times. Requests arrive
+in static batches, in a closed loop, or at random (``requests.mode``). A step is a batch, or as many requests as a replica has in
 flight; ``run.steps`` of them are measured, the first ``run.warmup_steps`` left out. Rank 0 writes a line of ``metrics.jsonl`` for each, and
 percentiles over all requests into ``result.json``.
 """
@@ -33,13 +33,13 @@ from trainer.shared.run.schema import RequestsConfig, ResolvedTrainConfig
 from trainer.state.parameters import OptimizerShard
 
 AT_ONCE = 256
-"""Requests of a replica that run at once where they arrive at random; others wait."""
+"""The most requests in flight per replica if they arrive at random; others wait."""
 LONGEST_WAIT_S = 30.0
-"""How long a turn waits for an arrival: other ranks wait with it, for as long as a collective may take."""
+"""The longest wait of a turn for an arrival: other ranks wait in a collective meanwhile, which must not time out."""
 
 
 def measure(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) -> Status:
-    """Measure on every rank of ``env``; rank 0 writes what was found. ``ConfigError`` for a run that says nothing of requests."""
+    """Measures on every rank of ``env``; rank 0 writes the results. ``ConfigError`` for a run without the section ``requests``."""
     if config.requests is None:
         raise ConfigError("run.task=inference needs the section 'requests'; use `trireme search task=inference`")
     asked = config.requests
@@ -57,30 +57,30 @@ def measure(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int) 
 
 
 def _own(session: Session, decoder: Decoder) -> dict[str, Any]:
-    """What this rank held. A device that keeps its peak knows it; else it is what was counted."""
+    """Returns this rank's memory. The peak is the device's own if it records one, else computed from counted bytes."""
     rank, cached = session.rank, decoder.most_cached
     peak = rank.peak_memory() + (0 if rank.device.type == "cuda" else cached)
     return {"memory": rank.memory() | {"keys and values": cached}, "peak": peak, "host": socket.gethostname()}
 
 
 def draw(owned: Sequence[OptimizerShard]) -> None:
-    """Weights of which no sum overflows."""
+    """Draws random weights small enough that no sum overflows."""
     for part in owned:
         part.weight.normal_(0.0, 0.02)
 
 
 @dataclass
 class TimedRequest:
-    """A request under way: when it was due, and when its first and its last token came, in seconds of one clock."""
+    """A request under way: the times at which it was due and at which its first and last token came, in seconds of one clock."""
 
     due: float
-    counts: bool  # it is none of those that only spread the others out
+    counts: bool  # false for requests that only spread the others out
     first: float = 0.0
     last: float = 0.0
 
 
 class OfferedLoad:
-    """What rank 0 asks for, when, and how long it took. ``tell_step`` is given a line for every step."""
+    """The requests of rank 0, their arrivals and their durations. ``tell_step`` gets a line for every step."""
 
     def __init__(self, asked: RequestsConfig, config: ResolvedTrainConfig, tell_step: Callable[[dict[str, Any]], None]):
         self.asked, self.tell_step = asked, tell_step
@@ -95,7 +95,7 @@ class OfferedLoad:
         self.rounds: list[tuple[float, list[TimedRequest]]] = []  # seconds, requests
 
     def hear(self, idle: bool) -> News:
-        """What begins now."""
+        """Returns the requests that begin now."""
         if len(self.rounds) == self.steps:
             return News(dropped=frozenset(self.open), over=True)
         now = time.perf_counter()
@@ -107,13 +107,13 @@ class OfferedLoad:
         return [(now, self.asked.output)] * (self.each if idle else 0)
 
     def _replacements(self, now: float, idle: bool) -> list[tuple[float, int]]:
-        """One for each that ended. The first ones have fewer tokens, so that afterwards some end in every turn."""
+        """Returns one request for each that ended. The first ones have fewer tokens, so that afterwards some end in every turn."""
         if self.begun == 0:
             return [(now, max(1, self.asked.output * (i + 1) // self.each)) for i in range(self.each)]
         return [(now, self.asked.output)] * (self.each - len(self.open))
 
     def _arrivals(self, now: float, idle: bool) -> list[tuple[float, int]]:
-        """Those that were due by now: the gaps are exponential. Where nothing runs, the next one is waited for."""
+        """Returns the requests due by now, with exponential gaps. If nothing runs, waits for the next one."""
         rate = self.asked.rate or 1.0
         self.next_due = self.next_due or now
         if idle and self.next_due > now:
@@ -131,7 +131,7 @@ class OfferedLoad:
         return PromptRequest(name, self.random.choices(range(self.vocab), k=self.asked.input), tokens, name=name)
 
     def tell(self, row: TextRow) -> None:
-        """A request has grown, or ended."""
+        """Records that a request has grown or ended."""
         timed = self.open[row.request.name]
         timed.last = time.perf_counter()
         timed.first = timed.first or timed.last
@@ -150,7 +150,7 @@ class OfferedLoad:
                         "tokens_per_s": len(requests) * self.asked.output / seconds})  # fmt: skip
 
     def figures(self, requests: Sequence[TimedRequest]) -> dict[str, list[float]]:
-        """Seconds of some requests by what they are."""
+        """Returns seconds of some requests by kind of time."""
         further = max(self.asked.output - 1, 1)
         return {
             "latency_s": [r.last - r.due for r in requests],

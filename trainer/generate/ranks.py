@@ -18,7 +18,7 @@ from trainer.shared.run.schema import DataConfig, ResolvedTrainConfig, RunConfig
 
 @contextlib.contextmanager
 def alone(model: Path, precision: str, threads: int = 1) -> Iterator[tuple[ResolvedTrainConfig, World]]:
-    """This process as the only rank, for the model in a folder."""
+    """Yields configuration and world of this process as the only rank, for the model in a folder."""
     run = RunConfig(task="generate", steps=1, warmup_steps=0, global_batch=1, precision=precision, threads=threads)
     plain = TrainConfig(model=open_weights(model).model, data=DataConfig(kind="synthetic"), run=run)
     config, env = resolve(plain, 1), RankEnv()

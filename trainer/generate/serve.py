@@ -1,5 +1,5 @@
-"""``python -m trainer.generate.serve MODEL``: completions over HTTP until SIGTERM or Ctrl-C, which finish what runs. Behind ``trireme
-serve``."""
+"""``python -m trainer.generate.serve MODEL``: completions over HTTP until SIGTERM or Ctrl-C; requests under way are
+finished. Started by ``trireme serve``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ResolvedTrainConfig
 
 LEAVE_SECONDS = 5.0
-"""How long clients may take to read what was still answered."""
+"""Time for clients to read the last answers."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 when asked to end, 2 wrong input (one line on stderr)."""
+    """Returns the exit code: 0 after a signal, 2 wrong input (one line on stderr)."""
     arguments = serve_parser().parse_args(argv)
     try:
         command = asked(ServeCommand, arguments)
@@ -46,7 +46,7 @@ def serve(
     file: IO[str] | None,
     ended: Callable[[], bool] = lambda: False,
 ) -> None:
-    """On every rank, until a signal or ``ended``. Rank 0 has the server, and writes its address to ``file``."""
+    """Serves on every rank until a signal or ``ended``. Rank 0 has the server and writes its address to ``file``."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -68,7 +68,7 @@ def serve(
     while desk.open and time.monotonic() < deadline:
         time.sleep(0.01)
     server.shutdown()
-    while server.answering and time.monotonic() < deadline:  # those that are refused
+    while server.answering and time.monotonic() < deadline:  # requests that are refused
         time.sleep(0.01)
     server.server_close()
     print(desk.stats(), file=file, flush=True)

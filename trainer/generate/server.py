@@ -1,8 +1,8 @@
-"""Completions over HTTP, in the form of OpenAI's ``/v1/completions``: requests come in threads, the decoder's turns take them up.
+"""Completions over HTTP, in the form of OpenAI's ``/v1/completions``: threads receive requests, the decoder's turns serve them.
 
-    POST /v1/completions   prompt (texts, or tokens by their numbers), max_tokens, temperature, top_p, seed, stop, stream, logprobs; also
+    POST /v1/completions   prompt (texts or token ids), max_tokens, temperature, top_p, seed, stop, stream, logprobs; also
                            top_k, repetition_penalty, ignore_eos, task
-    GET  /v1/models        the one model
+    GET  /v1/models        the served model
     GET  /health           {"status": "ok"}
     GET  /stats            requests by state; seconds to the first token and per further token as percentiles
 
@@ -39,26 +39,26 @@ from trainer.shared.run.read import from_dict
 from trainer.shared.run.stages import Sampling
 
 MOST_BYTES = 1 << 20
-"""The longest body of a request."""
+"""The longest body of a request, in bytes."""
 MOST_STOPS, LONGEST_STOP = 16, 1000
-"""Texts to stop at, and characters of one: they are looked for at every token, while all clients wait."""
+"""Limits on stop texts and on their characters: they are searched for at every token, while all clients wait."""
 REMEMBERED = 4096
-"""Requests whose times the percentiles are of."""
+"""The number of requests in the percentiles."""
 LAST_RECEIVED = 52
-"""Where Linux's ``struct tcp_info`` has the milliseconds since data was received (uapi/linux/tcp.h: eight bytes, then numbers of four)."""
+"""Offset in Linux's ``struct tcp_info`` of the milliseconds since data was received (uapi/linux/tcp.h: 8 bytes, then 4-byte numbers)."""
 IDLE_SECONDS = 0.5
-"""How long a turn waits for requests when there are none, and a thread until it looks whether its client is still there."""
+"""The wait of an idle turn for requests, and the interval at which a thread checks that its client is still connected."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
 KNOWN = (*SAMPLING, "model", "prompt", "max_tokens", "stop", "stream", "logprobs", "ignore_eos", "task", "stream_options", "user")
 NEUTRAL = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
-"""Parameters that are not supported, with the neutral value that clients send all the same. Null is neutral, too."""
+"""Unsupported parameters, with the neutral values that clients may send anyway. Null is neutral, too."""
 MOST_LIKELIEST = 5
 
 
 @dataclass
 class Asked:
-    """A prompt under way, the one at ``index`` of its request: its text so far, the events that its thread waits for, and its times: when
-    it arrived, and when its first and its last token were there; of a streamed answer, when they were sent."""
+    """A prompt under way, the one at ``index`` of its request: its text so far, the events for its thread, and the times of its arrival and
+    of its first and last token; in a streamed answer, the times at which these were sent."""
 
     request: PromptRequest
     telling: Telling
@@ -71,11 +71,11 @@ class Asked:
 
 
 Event = tuple[Asked, str, str, int]
-"""A prompt, a piece of its text, how the text ended (empty: it goes on), and of how many tokens it is so far."""
+"""A prompt, a piece of its text, the way in which the text ended (empty: it continues), and its tokens so far."""
 
 
 class HttpRefusal(Exception):
-    """A request that is not taken: status and one line."""
+    """A refused request: status and one line."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -83,21 +83,21 @@ class HttpRefusal(Exception):
 
 
 class Desk:
-    """Where the threads of clients and the decoder on rank 0 meet. ``room``: prompts that may wait or run at once;
-    ``tasks``: those that the model was tuned for."""
+    """The exchange between the threads of clients and the decoder on rank 0. ``room``: the most prompts that wait or run at once;
+    ``tasks``: the number of tasks that the model was tuned for."""
 
     def __init__(self, words: TextTokens, seq: int, room: int, stopped: Callable[[], bool], tasks: int = 1):
         self.words, self.seq, self.room, self.stopped, self.tasks = words, seq, room, stopped, tasks
         self.names = itertools.count()
         self.changed = threading.Condition()
-        self.closed = False  # the decoder has heard for the last time
+        self.closed = False  # the decoder takes no more requests
         self.new: list[PromptRequest] = []
-        self.left: set[int] = set()  # names of requests that nobody waits for
+        self.left: set[int] = set()  # names of abandoned requests
         self.open: dict[int, Asked] = {}
         self.counts = {"completed": 0, "dropped": 0, "refused": 0}
-        self.times: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # to the first token, per further token
+        self.times: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # seconds to the first token, per further token
 
-    # of the decoder
+    # called by the decoder
 
     def hear(self, idle: bool) -> News:
         with self.changed:
@@ -122,10 +122,10 @@ class Desk:
                 self.left.add(row.request.name)
         asked.events.put((asked, piece, ended, len(asked.made.tokens)))
 
-    # of the clients
+    # called by the threads of clients
 
     def ask(self, body: Mapping[str, Any]) -> list[Asked]:
-        """Take a request; its prompts. ``HttpRefusal`` if there is no room, ``ConfigError`` if it is wrong."""
+        """Accepts a request and returns its prompts. ``HttpRefusal`` if there is no room, ``ConfigError`` if it is wrong."""
         requests, stops = self._parsed({name: value for name, value in body.items() if value is not None})
         with self.changed:
             if self.closed or self.stopped():
@@ -142,7 +142,7 @@ class Desk:
         return asked
 
     def close(self, asked: Asked, whole: bool) -> None:
-        """The client has all, or is gone."""
+        """Closes a prompt whose client has the ``whole`` answer or is gone."""
         with self.changed:
             del self.open[asked.request.name]
             self.counts["completed" if whole else "dropped"] += 1
@@ -184,7 +184,7 @@ class Desk:
         return requests, stops
 
     def _prompts(self, given: Any) -> list[list[int]]:
-        """The tokens of each prompt: of a text or of the numbers of tokens, or of several of these."""
+        """Returns the tokens of each prompt; ``given`` is a text, a list of token ids, or a list of these."""
         several = isinstance(given, list) and any(isinstance(one, (str, list)) for one in given)
         prompts = [self._tokens(one) for one in (given if several else [given])]
         if len(prompts) > self.room:
@@ -218,7 +218,7 @@ def percentiles(values: tuple[float, ...]) -> dict[str, float]:
 
 
 class HttpServer(ThreadingHTTPServer):
-    """``open_server`` makes one; ``desk`` is set before it serves. ``answering``: requests that were heard and have no whole answer yet."""
+    """The server made by ``open_server``; ``desk`` is set before it serves. ``answering``: received requests without a complete answer."""
 
     request_queue_size = 512
     daemon_threads = True
@@ -243,7 +243,7 @@ class HttpServer(ThreadingHTTPServer):
 
 
 def open_server(host: str, port: int, model: str, secret: str | None) -> HttpServer:
-    """Bound, but not serving yet. ``ConfigError`` for an address that cannot be had, or that others reach without a token."""
+    """Returns a bound server that does not serve yet. ``ConfigError`` if the address is unavailable, or public without a token."""
     if secret is None and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(f"--host={host} can be reached by others; give --token-file FILE with a secret that clients send as bearer token")
     try:
@@ -256,7 +256,7 @@ def open_server(host: str, port: int, model: str, secret: str | None) -> HttpSer
 
 
 def since_data(connection: socket.socket) -> float:
-    """Seconds since the connection last received something: how long a request waited for its thread. 0 where the system does not tell."""
+    """Returns the seconds since the connection last received data: a request's wait for its thread. 0 if the system does not report it."""
     if not hasattr(socket, "TCP_INFO"):
         return 0.0
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_RECEIVED + 4)
@@ -264,7 +264,7 @@ def since_data(connection: socket.socket) -> float:
 
 
 def body_bytes(length: str) -> int:
-    """What a Content-Length says. ``HttpRefusal`` unless it is a number, and no larger than a body may be."""
+    """Parses a Content-Length. ``HttpRefusal`` unless it is a number within ``MOST_BYTES``."""
     if not (length.isascii() and length.isdigit()):
         raise HttpRefusal(400, "the Content-Length of the body must be a whole number")
     digits = length.lstrip("0") or "0"
@@ -274,7 +274,7 @@ def body_bytes(length: str) -> int:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A client's request."""
+    """The handler of a client's request."""
 
     server: HttpServer
     protocol_version = "HTTP/1.1"
@@ -364,7 +364,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, asked: Sequence[Asked]) -> Event:
-        """The next event; ``ConnectionError`` when the client has gone meanwhile."""
+        """Waits for the next event; ``ConnectionError`` if the client disconnects meanwhile."""
         while True:
             if time.monotonic() > self.looked + IDLE_SECONDS:
                 self._look()
@@ -372,7 +372,7 @@ class Handler(BaseHTTPRequestHandler):
                 return asked[0].events.get(timeout=IDLE_SECONDS)
 
     def _look(self) -> None:
-        self.looked, there = time.monotonic(), select.poll()  # select() takes no descriptor above 1023
+        self.looked, there = time.monotonic(), select.poll()  # select() is limited to descriptors below 1024
         there.register(self.connection, select.POLLIN)
         if there.poll(0) and not self.connection.recv(1, socket.MSG_PEEK):
             raise ConnectionAbortedError
@@ -389,9 +389,9 @@ class Handler(BaseHTTPRequestHandler):
     def _choice(
         self, asked: Asked, body: Mapping[str, Any], text: str, ended: str, first: int = 0, end: int | None = None
     ) -> dict[str, Any]:
-        """A text, which tokens ``first`` to ``end`` are of."""
+        """Returns a choice of the answer: a text, made of the tokens from ``first`` to ``end``."""
         told = None
-        if not any(body.get("logprobs") is nothing for nothing in (None, False)):  # 0: of the tokens that are chosen
+        if not any(body.get("logprobs") is nothing for nothing in (None, False)):  # 0: only of the chosen tokens
             tokens, shares = asked.made.tokens[first:end], asked.made.log_probabilities[first:end]
             words, others = self._words(tokens), asked.made.likeliest[first:end]
             top = [dict(zip(self._words(other), other.values())) | {word: share} for other, word, share in zip(others, words, shares)]
@@ -406,13 +406,13 @@ class Handler(BaseHTTPRequestHandler):
         self._send(status, f"Content-Type: application/json\r\nContent-Length: {len(content)}", content)
 
     def _send(self, status: int, headers: str, content: bytes = b"") -> None:
-        """Head and content at once: a server that is killed sends a short answer whole, or nothing of it."""
+        """Sends head and content in one write: a killed server sends a short answer whole or not at all."""
         first = f"{self.protocol_version} {status} {HTTPStatus(status).phrase}"
         own = f"Server: {self.version_string()}\r\nDate: {self.date_time_string()}\r\nConnection: close"
         self.wfile.write(f"{first}\r\n{own}\r\n{headers}\r\n\r\n".encode("ascii") + content)
 
     def log_message(self, *_: Any) -> None:
-        """Requests are counted, not logged."""
+        """Logs nothing: requests are counted instead."""
 
 
 def fault(message: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A model that reads: its parts on the ranks of a layout, and one answer to each batch of further tokens.
+"""A model for inference: its parts on the ranks of a layout, and logits for each batch of further tokens.
 
-The ranks, groups, layers and messages are those of training. A batch goes through the pipeline as one micro-batch; the rows that are read
-next depend on what it answers, so stages wait for each other (a larger model fits; one text is not faster).
+The ranks, groups, layers and messages are those of training. A batch goes through the pipeline as one micro-batch; the next rows depend
+on its logits, so stages wait for each other (a larger model fits; one text is not faster).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.tensor.dropout import DropoutKey
 
 
 def for_inference(config: ResolvedTrainConfig) -> ResolvedTrainConfig:
-    """``config`` with nothing that only a training needs: whole weights on each replica, one micro-batch, shapes that may vary."""
+    """Removes the settings of training from ``config``: unsharded weights on each replica, one micro-batch, variable shapes."""
     layout = dataclasses.replace(config.layout, micro_batch=1, sequence_parallel=False, recompute="none", sharding=ShardingConfig())
     if layout.virtual_pipeline > 1:
         layout = dataclasses.replace(layout, virtual_pipeline=1, schedule="1f1b", stage_layers=None)
@@ -55,8 +55,8 @@ class Words:
 
 
 class Session:
-    """This rank's part of a model whose weights ``load`` fills in, with what ``tune`` says was added. Virtual tokens of ``task`` stand
-    before every text that has no other task."""
+    """This rank's part of a model whose weights ``load`` fills in, with the additions of ``tune``. Virtual tokens of ``task`` precede every
+    text without a task of its own."""
 
     def __init__(
         self,
@@ -82,17 +82,17 @@ class Session:
 
     @property
     def answers(self) -> bool:
-        """Whether this rank is the one of its replica that chooses tokens: the choice is made once."""
+        """Tells whether this rank chooses the tokens of its replica: one rank does."""
         at, layout = self.rank.groups.at, self.config.layout
         return at["pipeline"] == layout.pipeline - 1 and at["tensor"] == 0
 
     def begin(self, padding: Sequence[int]) -> Memory:
-        """A memory of rows that have so many tokens of padding on their left, and have read nothing."""
+        """Returns an empty memory of rows with that many tokens of padding on their left."""
         return Memory(torch.tensor(padding, device=self.world.device))
 
     def read(self, memory: Memory, tokens: Sequence[Sequence[int]], tasks: Sequence[int | None] = ()) -> Tensor | None:
-        """Logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. ``tasks`` of new texts, if it is
-        not that of the session. Collective over the replica."""
+        """Returns logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. ``tasks`` are those of
+        new texts, if not the session's. Collective over the replica."""
         if self.virtual and not memory.read:
             spares, tasks = memory.padding.tolist(), tasks or [None] * len(tokens)
             tokens = [[*row[:spare], *self._virtual(task), *row[spare:]] for spare, task, row in zip(spares, tasks, tokens)]
@@ -100,7 +100,7 @@ class Session:
         return None if logits is None else logits[-1]
 
     def read_all(self, tokens: Sequence[Sequence[int]]) -> Tensor | None:
-        """Logits [s, b, V] after every token of new texts [b, s], padded on the right. Otherwise as ``read``."""
+        """Returns logits [s, b, V] after every token of new texts [b, s], padded on the right; otherwise like ``read``."""
         self.reading.every = True
         try:
             logits = self._forward(self.begin([0] * len(tokens)), [[*self._virtual(None), *row] for row in tokens])
@@ -109,7 +109,7 @@ class Session:
             self.reading.every = False
 
     def _virtual(self, task: int | None) -> list[int]:
-        """What stands for the virtual tokens of a text: its task (``trainer.models.tuned.Prompts``)."""
+        """Returns the placeholders of a text's virtual tokens: its task, repeated (``trainer.models.tuned.Prompts``)."""
         return [self.task if task is None else task] * self.virtual
 
     def _forward(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
@@ -121,7 +121,7 @@ class Session:
         return logits
 
     def _through(self, rows: Tensor) -> Tensor | None:
-        """``rows`` [b, s] through the pipeline."""
+        """Runs ``rows`` [b, s] through the pipeline."""
         rank = self.rank
         shapes = boundary_shapes(rows.shape[1], rows.shape[0], self.config.model.hidden)
         rank.recorder.begin()
@@ -130,7 +130,7 @@ class Session:
         return self._whole(outputs[0]) if outputs else None
 
     def _whole(self, logits: Tensor) -> Tensor:
-        """[s, b, V/t] of each tensor rank -> [s, b, V] on all of them, without padding."""
+        """Gathers [s, b, V/t] of each tensor rank -> [s, b, V] on all of them, without padding."""
         group = self.rank.groups.tensor
         mine = logits.permute(2, 0, 1).contiguous()
         whole = mine.new_empty(mine.shape[0] * group.size, *mine.shape[1:])
@@ -139,7 +139,7 @@ class Session:
 
 
 def check_task(task: Any, tasks: int, name: str) -> None:
-    """``ConfigError`` unless a model that was tuned for ``tasks`` tasks has ``task``, which was given as ``name``."""
+    """Raises ``ConfigError`` unless a model tuned for ``tasks`` tasks has ``task``, given as ``name``."""
     if not isinstance(task, int) or isinstance(task, bool) or not 0 <= task < tasks:
         tuned = (
             f"tuned for {tasks} tasks, numbered from 0; use 0 to {tasks - 1}" if tasks > 1 else "not tuned for several tasks; leave it out"

@@ -1,6 +1,6 @@
-"""Five tasks that need no download, made from arithmetic and from the Python that runs: YAML and JSONL as lm-evaluation-harness reads them.
+"""Five tasks without a download, made from arithmetic and the running Python: YAML and JSONL as lm-evaluation-harness reads them.
 
-Small models tell apart on them, and each has a level of chance; others publish no figures of them.
+They discriminate between small models, and each has a chance level; there are no published figures to compare with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODULES = ("argparse", "collections", "csv", "datetime", "decimal", "fractions",
 
 
 def write_tasks(folder: Path) -> None:
-    """One YAML and one JSONL file for each of ``BUILTIN_TASKS``; the same in every process of one Python."""
+    """Writes one YAML and one JSONL file for each of ``BUILTIN_TASKS``; the same in every process of one Python."""
     folder.mkdir(parents=True, exist_ok=True)
     makers = (addition, brackets, copying, members, prose)
     for name, make in zip(BUILTIN_TASKS, makers):
@@ -55,7 +55,7 @@ def _question(draw: random.Random, question: str, right: str, wrong: list[str]) 
 
 
 def addition(draw: random.Random) -> Iterator[Item]:
-    """The sum of two numbers below 100, after two examples; chance 1/4."""
+    """Asks for the sum of two numbers below 100, after two examples; chance 1/4."""
     while True:
         a, b, c, d, x, y = (draw.randrange(100) for _ in range(6))
         wrong = draw.sample([n for n in range(max(0, x + y - 10), x + y + 11) if n != x + y], 3)
@@ -63,7 +63,7 @@ def addition(draw: random.Random) -> Iterator[Item]:
 
 
 def brackets(draw: random.Random) -> Iterator[Item]:
-    """The bracket that closes an expression; chance 1/3."""
+    """Asks for the bracket that closes an expression; chance 1/3."""
     pairs = {"(": ")", "[": "]", "{": "}"}
     while True:
         opened = [draw.choice("([{") for _ in range(draw.randrange(2, 5))]
@@ -75,7 +75,7 @@ def brackets(draw: random.Random) -> Iterator[Item]:
 
 
 def copying(draw: random.Random) -> Iterator[Item]:
-    """The word that followed another one before; chance 1/4."""
+    """Asks for the word that followed a given one earlier in the text; chance 1/4."""
     words = sorted(name for name in dir(builtins) if name.islower() and name.isalpha())
     while True:
         shown = draw.sample(words, 8)
@@ -84,7 +84,7 @@ def copying(draw: random.Random) -> Iterator[Item]:
 
 
 def members(draw: random.Random) -> Iterator[Item]:
-    """What a module of the standard library has; chance 1/4."""
+    """Asks for a member of a module of the standard library; chance 1/4."""
     known = {name: _public(name) for name in MODULES}
     while True:
         name = draw.choice(MODULES)
@@ -93,7 +93,7 @@ def members(draw: random.Random) -> Iterator[Item]:
 
 
 def prose(draw: random.Random) -> Iterator[Item]:
-    """Documentation of the standard library: bits per byte."""
+    """Yields documentation of the standard library, scored in bits per byte."""
     found = {inspect.getdoc(getattr(__import__(name, fromlist=["_"]), word)) or "" for name in MODULES for word in _public(name)}
     texts = sorted(text for text in found if 200 <= len(text) <= 2000)
     draw.shuffle(texts)

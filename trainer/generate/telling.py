@@ -1,4 +1,4 @@
-"""The text of completions as it grows, for those who wait for it."""
+"""Streaming of the text of completions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 SPELLING = 8
-"""Last tokens of a prompt that say how the first one behind it is spelled: many tokenizers leave out a space at the start of a text."""
+"""Last tokens of a prompt that decide the spelling of the first one after it: many tokenizers drop a space at the start of a text."""
 HALF = "\ufffd"
-"""What the first bytes of a character are decoded to."""
+"""The decoding of an incomplete character."""
 
 
 class Telling:
-    """One completion's text, as it follows its prompt. A piece is told when its characters are whole and can be no part of a text in
-    ``stops``, at which it ends."""
+    """The text of one completion after its prompt. A piece is released once its characters are complete and cannot be part of a stop text;
+    the text ends at one of ``stops``."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int] = ()):
         self.tokenizer, self.stops = tokenizer, stops
         self.prompt = list(prompt[-SPELLING:])
-        self.before, self.read = 0, len(self.prompt)  # tokens that are told; some of them, from ``before`` on, say how others are spelled
+        self.before, self.read = 0, len(self.prompt)  # released tokens end at ``read``; those from ``before`` on are context for decoding
         self.text, self.told, self.stopped = "", 0, False
 
     def hear(self, made: Sequence[int], ended: bool) -> str:
-        """What can be told of the tokens ``made`` so far, and was not yet."""
+        """Returns the text of the tokens ``made`` so far that can be released and was not yet."""
         tokens = [*self.prompt, *made]
         known = self.tokenizer.decode(list(tokens[self.before : self.read]))
         new = self.tokenizer.decode(list(tokens[self.before :]))[len(known) :]
@@ -46,12 +46,12 @@ class Telling:
         return piece
 
     def _held(self) -> int:
-        """Characters at the end with which a stop may begin."""
+        """Counts the characters at the end with which a stop text may begin."""
         return max((_begun(self.text, stop) for stop in self.stops), default=0)
 
 
 def _begun(text: str, stop: str) -> int:
-    """Characters at the end of ``text`` that may become ``stop``."""
+    """Counts the characters at the end of ``text`` that may become ``stop``."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
@@ -59,7 +59,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 class Printer:
-    """Prints completions as they grow, in the order of their prompts: one at a time, and those behind it when it has ended."""
+    """Prints completions as they grow, in the order of their prompts: each one after the previous one has ended."""
 
     def __init__(self, file: IO[str], prompts: Sequence[str]):
         self.file, self.prompts = file, prompts
@@ -81,8 +81,8 @@ class Printer:
 
 
 def open_text(path: Path | str | None, model: Path, vocab: int) -> TextTokens:
-    """Text as the model in ``model`` reads it, by the tokenizer at ``path``, a file or a folder, or next to the weights. ``ConfigError`` if
-    there is none that fits."""
+    """Opens the tokenizer of the model in ``model``: the one at ``path``, a file or a folder, or next to the weights. ``ConfigError`` if
+    none fits."""
     found = Path(path) if path else next((place / TOKENIZER for place in (model, model.parent) if (place / TOKENIZER).is_file()), None)
     if found is None:
         raise ConfigError(f"{model} has no {TOKENIZER} next to its weights; name the corpus that it was trained on with --tokenizer FOLDER")

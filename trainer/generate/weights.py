@@ -1,4 +1,4 @@
-"""Where the weights of an inference come from: a checkpoint of any layout, or a folder in the Hugging Face layout."""
+"""Sources of weights for inference: a checkpoint of any layout, or a folder in the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trainer.state.parameters import OptimizerShard
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's shape, and ``load``, which fills a rank's share of the weights. It raises ``ConfigError`` if they cannot be read. ``tune``
-    says what was added and is not merged into them."""
+    """A model's shape, and ``load``, which fills a rank's share of the weights and raises ``ConfigError`` if they cannot be read. ``tune``
+    describes additions that are not merged into them."""
 
     model: ResolvedModelConfig
     load: Callable[[Sequence[OptimizerShard]], None]
@@ -31,12 +31,12 @@ class Weights:
 
     @property
     def seq(self) -> int:
-        """The longest text."""
+        """Returns the length of the longest text, in tokens."""
         return self.model.seq - virtual_tokens(self.tune)
 
 
 def open_weights(folder: Path) -> Weights:
-    """The weights in ``folder``. ``ConfigError`` if there are none that can be read."""
+    """Opens the weights in ``folder``. ``ConfigError`` if there are none that can be read."""
     model, path = model_of(folder), newest_checkpoint(folder)
     if path is None:
         return Weights(model, lambda owned: _from_huggingface(folder, owned))
