@@ -35,8 +35,8 @@ from trainer.models.transformer import Transformer
 from trainer.pipeline.compile import compile_blocks
 from trainer.shared.parallel.shards import Factors
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.schema import LOSS_CHUNK_MB, ModelConfig, ResolvedTrainConfig, TrainConfig
 from trainer.state.bucket import FlatBucket
 from trainer.state.parameters import ModelParameter
 from trainer.state.sharding import ShardedState
@@ -194,7 +194,7 @@ def of_alibi() -> list[Row]:
         assert len(slopes(heads)) == heads
         bias = steep[:, None, None] * (torch.arange(seq)[None, :] - torch.arange(seq)[:, None]).to(torch.bfloat16)
         query, key = (torch.empty(1, heads, seq, width, dtype=torch.bfloat16) for _ in range(2))
-        wide = Alibi(heads)(query, key, range(heads))
+        wide = Alibi(heads, width**-0.5)(query, key, range(heads))
     return [
         Row(
             "ALiBi in a block of BLOOM 7B (bias; columns of queries and keys)",
@@ -208,7 +208,8 @@ def of_alibi() -> list[Row]:
 def of_attention_dropout() -> list[Row]:
     """Bytes of attention with dropout in one block of GPT 1.3B, bf16, where scores are spelled out and in blocks of queries."""
     heads, seq = WIDE["heads"], WIDE["seq"]
-    plain, ours = (AttentionCore(heads, fused, 0.1) for fused in (False, True))
+    model = ModelConfig(hidden=WIDE["hidden"], heads=heads, positions="none", dropout=0.1)
+    plain, ours = (AttentionCore(resolve_model(replace(model, attention=kind))) for kind in ("unfused", "fused"))
     ours.dropout = ShardedAttentionDropout(0.1, "core", Noise(1), ours.heads, heads)
     ours.in_blocks = BlockAttention(ours.dropout)
     found = []

@@ -239,7 +239,7 @@ def _plain(model: ModelConfig, told: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     usual = ModelConfig()
     left = {name: getattr(usual, name) for name in CHOSEN}
-    if "model.family" not in told:
+    if "model.family" not in told and told.keys() & {f"model.{name}" for name in BASE}:
         left |= {name: list(value) if isinstance(value, tuple) else value for name, value in BASE.items()}
     plain = resolve_model(dataclasses.replace(model, **left))
     absent = ["model.experts.imbalance"]

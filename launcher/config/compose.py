@@ -25,7 +25,7 @@ from launcher.config.text_keys import TEXT, as_typed, is_list, type_of_key
 from launcher.config.trainers import TRAINERS
 from launcher.config.yaml_text import read_yaml
 from trainer.shared.records.model_files import read_model
-from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.errors import ConfigError, nearest, options_listed
 from trainer.shared.run.read import flatten, to_dict
 from trainer.shared.run.schema import METHODS
 from trainer.shared.run.value_types import ValueType
@@ -229,11 +229,11 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> l
     value, group = override.value(), override.key_or_group
     values = value.filter(options) if isinstance(value, Glob) else getattr(value, "list", []) if isinstance(value, Sweep) else [value]
     if isinstance(value, Glob) and not values:
-        raise ConfigError(f"{override.input_line} stands for nothing; conf/{group}/ has {listed(options)}")
+        raise ConfigError(f"{override.input_line} stands for nothing; conf/{group}/ has {options_listed(options)}")
     chosen: list[tuple[str, str]] = []
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
-            raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {listed(options)}")
+            raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {options_listed(options)}")
         found = refuse_misread(group_folders(own), group, name)
         for option in found:
             refuse_hidden(*option, own)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from launcher.config.yaml_text import read_yaml
-from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.errors import ConfigError, nearest, options_listed
 from trainer.shared.run.read import from_dict
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class ConfGroup(Generic[T]):
         refuse_hidden(self.name, name, own)
         known = files_of(self.name, own)
         if name not in known:
-            raise ConfigError(f"{self.name}={name} does not exist{nearest(name, known)}; conf/{self.name}/ has {listed(known)}")
+            raise ConfigError(f"{self.name}={name} does not exist{nearest(name, known)}; conf/{self.name}/ has {options_listed(known)}")
         path = known[name]
         data = _mapping(path)
         bases = data.pop("defaults", [])

@@ -31,7 +31,7 @@ from trainer.shared.records.artifacts import CHECKPOINT_MANIFEST, newest_checkpo
 from trainer.shared.records.named_tokens import NAMING
 from trainer.shared.run.files import read_json
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.rules import FIRST_KEYS, resolve_model
 from trainer.shared.run.schema import ModelConfig, TuneConfig
 
 _NEWER = [
@@ -39,11 +39,6 @@ _NEWER = [
     ("data", "pack", False), ("cluster", "setup_may_fail", []),
 ]  # fmt: skip
 """Keys that came later, with the value under which all is as before: trials of versions without them keep their id."""
-_FIRST = (
-    "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "activation", "dropout", "attention", "rope_theta",
-    "norm_eps", "init_std",
-)  # fmt: skip
-"""The model's original keys; later ones count only if they differ from the default."""
 
 
 def trial_id(config: Config) -> str:
@@ -67,7 +62,7 @@ def trial_id(config: Config) -> str:
 
 def model_content(model: dict[str, Any]) -> dict[str, Any]:
     """Returns the keys of a resolved model that tell it from others: those of the first version, and later ones that are not as usual."""
-    first = {name: model[name] for name in _FIRST}
+    first = {name: model[name] for name in FIRST_KEYS}
     usual = to_dict(resolve_model(ModelConfig(**first)))
     return {name: value for name, value in model.items() if name in first or value != usual[name]}
 

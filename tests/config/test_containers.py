@@ -88,7 +88,7 @@ def located(
     ({"checkpoints": "/opt"}, "run.checkpoint.dir=/opt cannot be mounted over the image's own"),
     ({"checkpoints": "/"}, "run.checkpoint.dir=/ cannot be mounted"),
     ({"checkpoints": "/scratch/a,b"}, "run.checkpoint.dir=/scratch/a,b cannot be mounted, for ','"),
-    ({"checkpoints": "FILE/ckpt"}, "ckpt cannot be made: "),
+    ({"checkpoints": "FILE/ckpt"}, "ckpt cannot be created: "),
     ({"checkpoints": "TMP/ckpt", "mounts": ["TMP/ckpt:TMP/ckpt:ro"]}, "brings it in read-only"),
     ({"where": "TMP/runs", "mounts": ["TMP:TMP/runs"]}, "sweep.dir=TMP/runs would be hidden by 'TMP:TMP/runs'"),
     ({"corpus": "/no/such/corpus"}, "data.path=/no/such/corpus does not exist"),

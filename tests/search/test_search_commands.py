@@ -219,7 +219,7 @@ def test_options_and_overrides_come_in_any_order(trireme: Any) -> None:
         (["search", "--replay", CSV, "hardware=h100"], "hardware=h100 changes nothing"),
         (["search", "--replay", CSV, "search.space.max_tensor=2"], "search.space.max_tensor=2 changes nothing"),
         (["search", *SMALL, "--only", "13B"], "--replay"),
-        (["search", *SMALL, "data=synthetic", "search.recipe=gpt3_20b"], "search.recipe=gpt3_20b is a recipe that ships"),
+        (["search", *SMALL, "data=synthetic", "search.recipe=gpt3_20b"], "search.recipe=gpt3_20b is a shipped recipe"),
         (["search", *SMALL, "search.tolerance=-1"], "search.tolerance"),
         *(
             (["search", *SMALL, "data=synthetic", f"search.recipe={name}"], f"search.recipe='{name}' cannot name a recipe; use up to 64")

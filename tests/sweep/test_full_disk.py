@@ -113,4 +113,5 @@ def test_a_single_run_whose_disk_fills_names_the_key_in_one_line(small_disk: Pat
     said = alone.communicate()[0]
     errors = [line for line in said.splitlines() if line.startswith(("error", "Error"))]
     assert alone.returncode == 2 and len(errors) == 1 and "Traceback" not in said, said
-    assert errors[0].startswith(f"error: sweep.dir={small_disk}: {small_disk}/") and "No space left on device; make room" in errors[0]
+    assert errors[0].startswith(f"error: sweep.dir={small_disk}: cannot use {small_disk}/")
+    assert "No space left on device; free space" in errors[0]

@@ -12,6 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.models import attention
 from trainer.models.attention import Alibi, AttentionCore, Rotary, slopes
+from trainer.models.rope import Angles
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import ModelConfig
 from trainer.tensor import block_attention
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import Noise, ShardedAttentionDropout
@@ -32,6 +35,13 @@ class Sizes(TorchDispatchMode):
         return output
 
 
+def core_of(heads: int, width: int, alibi: bool = False, fused: bool = True, dropout: float = 0.0) -> AttentionCore:
+    """The core of a block with these heads."""
+    positions, attention = "alibi" if alibi else "none", "fused" if fused else "unfused"
+    model = ModelConfig(hidden=heads * width, heads=heads, positions=positions, attention=attention, dropout=dropout)
+    return AttentionCore(resolve_model(model))
+
+
 def biased(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
     """The textbook form: -slope (i - j) on every score. All [b, heads, s, d]."""
     s = query.shape[-2]
@@ -47,7 +57,7 @@ def test_alibi_by_further_columns_is_alibi(dtype: torch.dtype, off: float, heads
     """For positions far beyond what bfloat16 can count, too."""
     torch.manual_seed(heads)
     query, key, value = (torch.randn(700, 2, heads, 24, dtype=dtype) for _ in range(3))
-    got = AttentionCore(heads, fused=True, dropout=0.0, alibi=True)(query, key, value).unflatten(2, (heads, -1))
+    got = core_of(heads, 24, alibi=True)(query, key, value).unflatten(2, (heads, -1))
     want = biased(*(t.double().permute(1, 2, 0, 3) for t in (query, key, value)), heads).permute(2, 0, 1, 3)
     assert (got.double() - want).abs().max() < off
 
@@ -55,7 +65,7 @@ def test_alibi_by_further_columns_is_alibi(dtype: torch.dtype, off: float, heads
 def test_alibi_reaches_across_sixteen_bits_of_positions() -> None:
     """The further columns of a query and a key give slope times position to the last bit of fp32, in bfloat16."""
     query, key = torch.zeros(1, 8, 1, 16, dtype=torch.bfloat16), torch.zeros(1, 8, 40_000, 16, dtype=torch.bfloat16)
-    wide_query, wide_key = Alibi(8)(query, key, range(8))
+    wide_query, wide_key = Alibi(8, 1 / math.sqrt(16))(query, key, range(8))
     added = (wide_query.double() @ wide_key.double().transpose(-1, -2) / math.sqrt(16))[0, :, 0]
     want = torch.tensor(slopes(8), dtype=torch.float64)[:, None] * torch.arange(40_000)
     assert (added - want).abs().max() <= 2.0**-23 * want.max()
@@ -64,7 +74,7 @@ def test_alibi_reaches_across_sixteen_bits_of_positions() -> None:
 def test_fused_alibi_makes_nothing_of_sequence_by_sequence() -> None:
     """Before, a bias of heads x s x s per block."""
     s, heads = 128, 4
-    core = AttentionCore(heads, fused=True, dropout=0.0, alibi=True)
+    core = core_of(heads, 8, alibi=True)
     with Sizes() as sizes:
         core(
             *(
@@ -81,7 +91,7 @@ def test_fused_alibi_makes_nothing_of_sequence_by_sequence() -> None:
 
 
 def dropping(heads: int, fused: bool, alibi: bool, visible: Tensor | None) -> AttentionCore:
-    core = AttentionCore(heads, fused, 0.3, alibi)
+    core = core_of(heads, 8, alibi=alibi, fused=fused, dropout=0.3)
     core.dropout = ShardedAttentionDropout(0.3, "core", Noise(3), core.heads, heads)
     core.in_blocks = BlockAttention(core.dropout)
     core.visible = None if visible is None else lambda: visible
@@ -113,7 +123,7 @@ def test_rotary_tables_are_made_once_for_all_layers() -> None:
     """Whatever number of heads queries and keys have."""
     attention._rotary_table.cache_clear()
     for _ in range(3):
-        Rotary(8, 1e4)(torch.randn(5, 1, 4, 8), torch.randn(5, 1, 2, 8))
+        Rotary(Angles((1.0, 0.1, 0.01, 0.001)))(torch.randn(5, 1, 4, 8), torch.randn(5, 1, 2, 8))
     assert attention._rotary_table.cache_info().misses == 1
 
 

@@ -162,7 +162,7 @@ def test_a_trial_is_found_by_the_first_digits_of_its_id(store: Store) -> None:
 def test_a_prefix_of_several_trials_asks_for_more_digits(store: Store) -> None:
     for name in ("aaaaaaaaaaa0", "aaaaaaaaaaa1"):
         (store.trials / name).mkdir(parents=True)
-    with pytest.raises(ConfigError, match="short for 2 trials"):
+    with pytest.raises(ConfigError, match="is ambiguous"):
         store.trial("aaa")
 
 

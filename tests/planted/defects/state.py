@@ -133,8 +133,8 @@ DEFECTS = [
     Defect(
         "each tensor rank draws the rows of the first one",
         "trainer/state/parameters.py",
-        "_normal(record.name, seed, rows[0] * row_numel, rows[1] * row_numel, math.prod(record.shape))",
-        "_normal(record.name, seed, 0, (rows[1] - rows[0]) * row_numel, math.prod(record.shape))",
+        "_normal_blocks(record.name, seed, rows[0] * row_numel, rows[1] * row_numel, math.prod(record.shape))",
+        "_normal_blocks(record.name, seed, 0, (rows[1] - rows[0]) * row_numel, math.prod(record.shape))",
         LAYOUTS,
     ),
 ]

@@ -23,6 +23,7 @@ from typing import Any
 from trainer.shared.corpora.index import ARTIFACT, FILES, INDEX
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json, write_json
+from trainer.shared.run.rules import recorded_model
 from trainer.shared.run.schema import ModelConfig
 
 FORMAT = 1
@@ -137,14 +138,15 @@ def checkpoint_facts(folder: Path) -> tuple[Path, dict[str, Any]]:
 def check_model_of(checkpoint: Path, saved: Mapping[str, Any], model: ModelConfig, remedy: str) -> None:
     """Raises ``ConfigError`` with ``remedy`` if a resolved ``model`` does not have the weights of the one in a checkpoint's manifest, or
     has longer rows than these were made for; shorter ones take the first positions."""
+    there = asdict(recorded_model(saved))
     for name, value in asdict(model).items():
         if name == "seq" and value > saved["seq"]:
             raise ConfigError(
                 f"model.seq={value} is longer than the {saved['seq']} positions that checkpoint {checkpoint} was made for; "
                 f"use {saved['seq']} or less, or {remedy}"
             )
-        if name not in (*NOT_SHAPE, "seq") and saved.get(name) != value:
-            raise ConfigError(f"checkpoint {checkpoint} is of another model: model.{name}={saved.get(name)} there, {value} here; {remedy}")
+        if name not in (*NOT_SHAPE, "seq") and there[name] != value:
+            raise ConfigError(f"checkpoint {checkpoint} is of another model: model.{name}={there[name]} there, {value} here; {remedy}")
 
 
 def content_digest(folder: Path, names: list[str]) -> str:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict, from_record
+from trainer.shared.run.rules import FIRST_KEYS
 from trainer.shared.run.schema import ModelConfig, TuneConfig
 
 FORMAT = 2
@@ -108,7 +109,7 @@ def _check(manifest: dict[str, Any]) -> None:
 
 
 def _check_model(model: dict[str, Any]) -> None:
-    missing = [f.name for f in fields(ModelConfig) if f.name not in model]
+    missing = [name for name in FIRST_KEYS if name not in model]
     if missing:
         raise _Flaw(f"model.{missing[0]} is missing")
     try:

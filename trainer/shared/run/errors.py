@@ -30,6 +30,12 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(words[:-1]) + " or " + words[-1]
 
 
+def options_listed(names: Iterable[object], most: int = 20) -> str:
+    """Lists names as ``listed`` does; of very many the first, and how many more there are."""
+    words = [str(name) for name in names]
+    return listed(words) if len(words) <= most else f"{', '.join(words[:most])} and {len(words) - most} more"
+
+
 def divisors(n: int) -> list[int]:
     """Returns all positive divisors of ``n``, ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]

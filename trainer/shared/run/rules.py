@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
+from trainer.shared.run.read import from_record
 from trainer.shared.run.schema import (
     GATED,
     ExpertsConfig,
@@ -28,6 +30,12 @@ from trainer.shared.run.schema import (
 from trainer.shared.run.tuning import check_tasks, check_tune, virtual_tokens
 
 T = TypeVar("T")
+
+FIRST_KEYS = (
+    "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "activation", "dropout", "attention", "rope_theta",
+    "norm_eps", "init_std",
+)  # fmt: skip
+"""Keys of the model that every version writes. A record that lacks a later one means its family's value."""
 
 TRACKING_REMEDY = "leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
 """Remedy for a secret in ``tracking.uri``."""
@@ -73,6 +81,11 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
         head_width=head,
         attention_scale=1 / math.sqrt(head) if model.attention_scale is None else model.attention_scale,
     )
+
+
+def recorded_model(saved: Mapping[str, Any]) -> ResolvedModelConfig:
+    """Returns the model that any version has recorded."""
+    return resolve_model(from_record(ModelConfig, saved))
 
 
 def world_size_of(layout: LayoutConfig) -> int:
