@@ -243,7 +243,7 @@ class Shape:
 
     @property
     def expert_biases(self) -> Array:
-        """What a block with experts has of biases beyond one with an MLP, averaged over all blocks."""
+        """Biases of a block with experts beyond those of one with an MLP, averaged over all blocks."""
         if self.experts is None:
             return 0
         each = ("up" in self.biases) * (self.mlp_matrices - 1) * self.experts.ffn + ("down" in self.biases) * self.hidden

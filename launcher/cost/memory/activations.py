@@ -101,7 +101,7 @@ def _copies_norm_inputs(case: Case) -> bool:
 
 
 def norms(case: Case) -> Array:
-    """Of all norms of the hidden state; the output of the one before the MLP feeds its first product alone. And of queries and keys."""
+    """Returns the bytes of all norms of the hidden state, and of queries and keys. The norm before the MLP feeds one product alone."""
     s = case.shape
     statistics: dict[str, Array] = {"none": 0.0, "head": (s.heads + s.kv_heads) * 4, "width": 8.0}
     heads = case.tokens * statistics[s.qk_norm]

@@ -54,10 +54,9 @@ class HubFormat:
     computed: tuple[str, ...] = ()  # ends of names, in older files, of constants that are not parameters
 
 
-LLAMA = HubFormat(
-    model_type="llama",
-    architecture="LlamaForCausalLM",
-    keys=(
+def llama_keys(norm_eps: float) -> tuple[ConfigKey, ...]:
+    """Returns the keys that configs in Llama's form share; ``norm_eps``: the epsilon of norms where a config has none."""
+    return (
         ConfigKey("layers", "num_hidden_layers"),
         ConfigKey("hidden", "hidden_size"),
         ConfigKey("heads", "num_attention_heads"),
@@ -66,8 +65,14 @@ LLAMA = HubFormat(
         ConfigKey("ffn", "intermediate_size"),
         ConfigKey("seq", "max_position_embeddings"),
         ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
-        ConfigKey("norm_eps", "rms_norm_eps", default=1e-6),
-    ),
+        ConfigKey("norm_eps", "rms_norm_eps", default=norm_eps),
+    )
+
+
+LLAMA = HubFormat(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    keys=llama_keys(1e-6),
     parts=(ROPE, BIASES),
     root="model.",
     ends={"embedding.tokens": "embed_tokens", "head.norm": "norm"},

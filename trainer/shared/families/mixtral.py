@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.shared.families.family import ConfigKey, Family, HubFormat
+from trainer.shared.families.family import ConfigKey, Family, HubFormat, llama_keys
 from trainer.shared.families.parts import ROPE, ROUTING, WINDOW
 
 FAMILY = Family(
@@ -11,15 +11,7 @@ FAMILY = Family(
         model_type="mixtral",
         architecture="MixtralForCausalLM",
         keys=(
-            ConfigKey("layers", "num_hidden_layers"),
-            ConfigKey("hidden", "hidden_size"),
-            ConfigKey("heads", "num_attention_heads"),
-            ConfigKey("kv_heads", "num_key_value_heads", default=None),
-            ConfigKey("head_width", "head_dim", default=None),
-            ConfigKey("ffn", "intermediate_size"),
-            ConfigKey("seq", "max_position_embeddings"),
-            ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
-            ConfigKey("norm_eps", "rms_norm_eps", default=1e-5),
+            *llama_keys(1e-5),
             ConfigKey("experts.count", "num_local_experts", older="num_experts", default=8),
             ConfigKey("experts.active", "num_experts_per_tok", default=2),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.shared.families.family import ConfigKey, Family, HubFormat
+from trainer.shared.families.family import ConfigKey, Family, HubFormat, llama_keys
 from trainer.shared.families.parts import ATTENTION_BIAS, MLP_BLOCKS, ROPE, ROUTING, WINDOW
 
 FAMILY = Family(
@@ -12,15 +12,7 @@ FAMILY = Family(
         model_type="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         keys=(
-            ConfigKey("layers", "num_hidden_layers"),
-            ConfigKey("hidden", "hidden_size"),
-            ConfigKey("heads", "num_attention_heads"),
-            ConfigKey("kv_heads", "num_key_value_heads", default=None),
-            ConfigKey("head_width", "head_dim", default=None),
-            ConfigKey("ffn", "intermediate_size"),
-            ConfigKey("seq", "max_position_embeddings"),
-            ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
-            ConfigKey("norm_eps", "rms_norm_eps", default=1e-6),
+            *llama_keys(1e-6),
             ConfigKey("experts.count", "num_experts", older="num_local_experts", default=128),
             ConfigKey("experts.active", "num_experts_per_tok", default=8),
             ConfigKey("experts.ffn", "moe_intermediate_size", default=768),
