@@ -240,7 +240,15 @@ def test_a_sweep_waits_for_rights_that_it_had_and_that_are_gone_for_a_moment(sta
 def test_a_launcher_whose_namespace_is_gone_ends_with_a_plain_line_and_its_trials_can_be_given_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its rights went with the namespace: every answer is a refusal, as after a restart of the server, and no better one will come."""
+    """Its rights went with the namespace: every answer is a refusal, as after a restart of the server, and no better one will come. The
+    server had been asked for rights before, and had granted them: a refusal of that question is an answer too."""
+    submit = backend.KubernetesBackend.submit
+
+    def asked_before(self: backend.KubernetesBackend, requests: Any) -> Any:
+        assert self._brief.refused(self._kind.rights) == ""
+        return submit(self, requests)
+
+    monkeypatch.setattr(backend.KubernetesBackend, "submit", asked_before)
     for module in (client, backend):
         monkeypatch.setattr(module, "REFUSED_SECONDS", 1.0)
     monkeypatch.setattr(client, "WATCH_SECONDS", 2)

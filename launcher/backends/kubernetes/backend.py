@@ -248,6 +248,7 @@ class KubernetesBackend(Backend):
 
     def _ask_for_rights(self) -> None:
         """Raises ``ConfigError`` if the server says that the refused request is no longer permitted."""
+        self._brief.forget_grants()  # it may have asked before, and a withdrawn right would count as silence for good
         try:
             missing = self._brief.refused(self._kind.rights)
         except ApiError as error:

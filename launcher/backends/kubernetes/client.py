@@ -159,6 +159,10 @@ class Client:
         """The server has said that all of it is allowed."""
         self._refused.clear()
 
+    def forget_grants(self) -> None:
+        """Forgets which requests the server has allowed, so that its next refusal is an answer, not a server that has restarted."""
+        self._allowed.clear()
+
     def may(self, verb: str, group: str, resource: str) -> bool:
         """Returns whether RBAC permits it; ``resource`` may name a subresource, as in ``pods/log``."""
         name, _, sub = resource.partition("/")
