@@ -79,7 +79,7 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
         if any(word.partition("=")[0] == option for word in words):
             raise ConfigError(f"{option} applies to single-process runs only; with overrides use {name}=...")
     if strange := [word for word in words if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word)]:
-        raise ConfigError(f"{strange[0][:40]!r} is not UTF-8")
+        raise ConfigError(f"{strange[0][:40]!r} is not UTF-8 text")
     if not words or words[0].startswith("-"):
         raise ConfigError("the first word is the model: a checkpoint, a folder of them, or a Hugging Face folder")
     return parser.parse_args(words)

@@ -286,7 +286,7 @@ def test_half_a_character_is_named_with_its_line(folder: Path) -> None:
 
 def test_names_that_are_no_utf_8_are_said_and_end_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / os.fsdecode(b"l\xff")).mkdir()
-    with pytest.raises(ConfigError, match=r"^data.source=.*is no text in UTF-8; give another name"):
+    with pytest.raises(ConfigError, match=r"^data.source=.*is not UTF-8 text; give another name"):
         verb.main([f"data.source='{folder}/{os.fsdecode(bytes([108, 255]))}'", f"data.path={folder}/out", "data.vocab=300"])
     (folder / "text" / os.fsdecode(b"i\xff.txt")).write_bytes(b"\xff\xfe")
     assert verb.main([f"data.source={folder}/text", f"data.path={folder}/out", "data.vocab=300"]) == 0

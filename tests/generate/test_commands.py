@@ -94,7 +94,7 @@ def test_what_is_of_one_process_is_refused_where_keys_start_ranks(option: str, k
 
 
 def test_words_that_are_no_text_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not UTF-8"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         parsed(generate_parser(), ["m", "--prompt", "\udcff"])
     with pytest.raises(ConfigError, match="is not UTF-8"):
         check_texts(["fine", "\udcff"])

@@ -216,7 +216,7 @@ def check_texts(texts: Sequence[str]) -> None:
     """Raises ``ConfigError`` for a text that tokenizers cannot read: bytes that were not UTF-8, or a lone surrogate."""
     for text in texts:
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ConfigError(f"{text[:40]!r} is no text in UTF-8")
+            raise ConfigError(f"{text[:40]!r} is not UTF-8 text")
 
 
 def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int) -> None:

@@ -166,7 +166,7 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is float and not math.isfinite(value):
         raise _wrong_type(where, value, "a finite number")
     if hint is str and SURROGATE.search(value):
-        raise ConfigError(f"{where}={value!a} is no text in UTF-8; give another name, or convert this one")
+        raise ConfigError(f"{where}={value!a} is not UTF-8 text; give another name, or convert this one")
     if hint is str and "\0" in value:
         raise ConfigError(f"{where} contains a NUL character, which no path or label may; remove it")
     return value
