@@ -19,12 +19,12 @@ from benchmarks.fit import Fit, FitProblem, Parameters, left_out_parameters, wit
 from benchmarks.spreads import known_cells
 from launcher.config.schema import HardwareConfig
 from launcher.config.uncertainty import shipped_widths
-from launcher.cost.known import Places
+from launcher.cost.known import MeasuredPoints
 from launcher.cost.uncertainty import TimeSurrogate, Traits, coordinates, most_telling
 from launcher.tables.canonical import MeasuredRun
 from launcher.tables.cases import TableCase
 from launcher.tables.predictions import predict_rows
-from launcher.tables.validation import Judged, judge
+from launcher.tables.validation import PredictedRun, judge
 
 Each = Literal["source", "machine", "size"]
 """Of what so many runs are given: of a source, of each of its machines with a trainer, or of each number of devices."""
@@ -43,7 +43,7 @@ class Unseen:
     def of(cls, problem: FitProblem, whole: Fit) -> Unseen:
         return cls(left_out_parameters(problem, whole), whole.values)
 
-    def judge(self, rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> list[Judged]:
+    def judge(self, rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> list[PredictedRun]:
         """Every row as ``launcher.tables.validation.judge`` has it, predicted with what was fitted without its source."""
         shipped = judge(rows, hardware)
         cases = {i: self._changed(one.case) for i, one in enumerate(shipped) if one.case}
@@ -56,7 +56,7 @@ class Unseen:
         return replace(case, device=device, constants=constants)
 
 
-def after_runs(judged: Sequence[Judged], count: int, each: Each = "source") -> float | None:
+def after_runs(judged: Sequence[PredictedRun], count: int, each: Each = "source") -> float | None:
     """Median error of the rows that are left when ``count`` random runs of ``each`` are given; the mean over draws. What the runs teach is
     what a search learns from its trials (``launcher.cost.uncertainty``)."""
     chance, totals = np.random.default_rng(0), []
@@ -68,15 +68,15 @@ def after_runs(judged: Sequence[Judged], count: int, each: Each = "source") -> f
     return statistics.fmean(totals) if totals else None
 
 
-def after_chosen(judged: Sequence[Judged], count: int, each: Each = "source") -> float | None:
+def after_chosen(judged: Sequence[PredictedRun], count: int, each: Each = "source") -> float | None:
     """The same where the runs are those that tell most of all others."""
     errors = [error for learner in learners_of(judged, each) for error in learner.errors(learner.chosen(count))]
     return statistics.median(errors) if errors else None
 
 
-def learners_of(judged: Sequence[Judged], each: Each) -> list[Learner]:
+def learners_of(judged: Sequence[PredictedRun], each: Each) -> list[Learner]:
     """One for each source."""
-    sources: dict[str, list[Judged]] = defaultdict(list)
+    sources: dict[str, list[PredictedRun]] = defaultdict(list)
     for one in judged:
         if one.prediction and one.case and one.step_seconds:
             sources[one.row["source"]].append(one)
@@ -94,11 +94,11 @@ class Learner:
     machine: np.ndarray  # (n,) number of the machine and trainer: only their own runs teach anything of them
 
     @classmethod
-    def of(cls, rows: Sequence[Judged], each: Each) -> Learner:
+    def of(cls, rows: Sequence[PredictedRun], each: Each) -> Learner:
         cases = [one.case for one in rows if one.case]
         parts = np.array([one.prediction.causes for one in rows if one.prediction])
         layouts = np.array([case.layout for case in cases], dtype=cases[0].layout.dtype)
-        place = np.concatenate([coordinates(layouts), Places.of([known_cells(case) for case in cases]).machines], axis=1)
+        place = np.concatenate([coordinates(layouts), MeasuredPoints.of([known_cells(case) for case in cases]).machines], axis=1)
         believed = TimeSurrogate(parts.sum(axis=1), Traits(parts / parts.sum(axis=1, keepdims=True), place), shipped_widths())
         measured = np.array([one.step_seconds for one in rows], dtype=float)
         machines = [(one.row["hardware"], one.row["trainer"]) for one in rows]

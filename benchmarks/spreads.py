@@ -30,7 +30,7 @@ from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, mac
 from launcher.config.folders import conf_dir
 from launcher.config.hardware import hardware_files
 from launcher.config.uncertainty import OF_PARTS, Widths, shipped_widths
-from launcher.cost.known import KNOWN, Places
+from launcher.cost.known import KNOWN, MeasuredPoints
 from launcher.cost.model import estimate
 from launcher.cost.normal import normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
@@ -126,7 +126,7 @@ class LeftOut:
 
     def missed(self) -> list[Missed]:
         """The misses by source."""
-        places = Places.of([known_cells(case) for case in self.cases])
+        places = MeasuredPoints.of([known_cells(case) for case in self.cases])
         layouts = np.array([case.layout for case in self.cases], dtype=self.cases[0].layout.dtype)
         whole = np.concatenate([coordinates(layouts), places.machines], axis=1)
         keys = [machine_of(case) for case in self.cases]
@@ -243,7 +243,7 @@ def known_cells(case: TableCase) -> dict[str, Any]:
 
 def written_known(cells: Sequence[Mapping[str, Any]], ratios: np.ndarray) -> Iterator[list[Any]]:
     """Lines of runs such that every run is ``NEAR`` one of them: each the first that none before is near."""
-    places, kept = Places.of(cells), np.zeros(0, dtype=int)
+    places, kept = MeasuredPoints.of(cells), np.zeros(0, dtype=int)
     for i, (one, ratio) in enumerate(zip(cells, ratios, strict=True)):
         if not len(kept) or places.rows(np.array([i])).apart(places.rows(kept), with_layouts=True).min() > NEAR:
             kept = np.append(kept, i)

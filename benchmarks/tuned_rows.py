@@ -19,7 +19,7 @@ from benchmarks.fit import FitProblem, fit
 from benchmarks.history.figures import rows_of
 from benchmarks.left_out import Unseen
 from launcher.config.hardware import shipped_hardware
-from launcher.tables.validation import Judged
+from launcher.tables.validation import PredictedRun
 from trainer.shared.run.errors import ConfigError
 
 LORA, TUNED = re.compile("lora", re.IGNORECASE), re.compile("lora|sft|finetun", re.IGNORECASE)
@@ -53,13 +53,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def predicted(one: Judged) -> float:
+def predicted(one: PredictedRun) -> float:
     """Seconds of a step."""
     assert one.prediction is not None
     return one.prediction.step_time_s
 
 
-def ratio(one: Judged) -> float:
+def ratio(one: PredictedRun) -> float:
     """Predicted over measured step time."""
     assert one.step_seconds
     return predicted(one) / one.step_seconds

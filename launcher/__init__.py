@@ -8,7 +8,7 @@
 >>> found.layout(found.order[0]).tensor in (1, 2, 4, 8)
 True
 
-``resolve`` fills in what is derived and checks every rule, ``run_sweep`` runs trials, ``ConfigError`` is every error of wrong input. Other
+``resolve`` fills in derived values and checks every rule, ``run_sweep`` runs trials, ``ConfigError`` is every error of wrong input. Other
 names inside the package may change without notice.
 """
 

@@ -1,4 +1,4 @@
-"""What is said to the person at the terminal, apart from results: lines on standard error."""
+"""Prints lines for the person at the terminal, apart from results, to standard error."""
 
 from __future__ import annotations
 

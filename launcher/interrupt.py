@@ -26,7 +26,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """What a shell shows of a program that this signal ended: 130, 143 or 129."""
+        """Exit code that a shell shows for a program that this signal ended: 130, 143 or 129."""
         return 128 + self.number
 
 
@@ -52,7 +52,7 @@ def asked(handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[sig
 
 
 def leave(number: int, _frame: FrameType | None) -> None:
-    """A handler for ``asked``: end what is being done at once, by way of every ``finally``."""
+    """A handler for ``asked``: ends the work at once, by way of every ``finally``."""
     part_from_terminal()
     raise Interrupted(number)
 

@@ -86,7 +86,7 @@ def percent(value: float | None, signed: bool = False, digits: int = 1) -> str:
 
 
 def one_line(words: object, longest: int | None = None) -> str:
-    """Text on one line without control characters; of what is longer than ``longest``, beginning and end."""
+    """Text on one line without control characters; of text longer than ``longest``, beginning and end."""
     text = " ".join("".join(c if c.isprintable() else " " for c in str(words)).split())
     if longest is None or len(text) <= longest:
         return text

@@ -20,7 +20,7 @@ _BEGINNING = 65536
 
 def write_named(path: str | Path, text: str, what: str) -> None:
     """Write the file that ``what``, an option or key, names as ``path``: whole or not at all, through symbolic links. ``ConfigError`` if
-    that cannot be done; what is not an ordinary file is never replaced."""
+    that cannot be done; anything but an ordinary file is never replaced."""
     target = check_file(path, what)
     try:
         write_text(target, text)
@@ -101,7 +101,7 @@ def _there(folder: Path) -> Path:
 
 
 def _kind(mode: int) -> str:
-    """In words, what is not an ordinary file."""
+    """Names the kind of a file that is not an ordinary one."""
     tests = {
         stat.S_ISDIR: "a folder", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket",
     }  # fmt: skip

@@ -15,7 +15,7 @@ def free_port(candidates: Iterable[int]) -> int | None:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on it now."""
+    """True if a server could listen on it now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

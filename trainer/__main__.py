@@ -93,7 +93,7 @@ def _run(
 
 
 def _read(config: ResolvedTrainConfig, env: RankEnv, out: Path, attempt: int, stage: StageRun | None, finish: Finish) -> Status:
-    """What only reads a model's weights."""
+    """Runs a command that only reads a model's weights."""
     if config.run.task == "evaluate":
         from trainer.evaluate import evaluate
 

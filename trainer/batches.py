@@ -18,7 +18,7 @@ from trainer.shared.run.schema import LOSS_CHUNK_MB
 from trainer.tensor.cross_entropy import Targets, answered, head_loss
 from trainer.tensor.dropout import DropoutKey
 from trainer.tensor.layers import ColumnLinear
-from trainer.tensor.placed import Texts
+from trainer.tensor.placed import PackedTextStarts
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TokenBatch:
         return head, Targets(self.rows[micro_batch, 1:], weight, self.columns, self.chunk_mb, self.fused, self.logit_cap)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
-        texts = Texts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
+        texts = PackedTextStarts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
         return DropoutKey(self.step, self.first_row + micro_batch * self.size, texts)
 
 
@@ -92,7 +92,7 @@ class BatchReader:
 
     @property
     def _idle(self) -> bool:
-        """Whether this rank has neither embedding nor head, and reads nothing. Where texts begin in packed rows concerns every block."""
+        """True if this rank has neither embedding nor head, and reads nothing. Where texts begin in packed rows concerns every block."""
         ends = any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.rank.pipeline.chunks)
         return not (ends or self.config.data.pack)
 

@@ -67,7 +67,7 @@ class Rank:
 
     @property
     def base_shards(self) -> list[OptimizerShard]:
-        """What a base has weights for: what tuning has added is trained, and nothing else."""
+        """Lists the shards whose weights are a base's: all but those that tuning adds."""
         return [shard for shard in self.shards if self.config.tune.method == "full" or not shard.record.trainable]
 
     def draw_weights(self) -> None:

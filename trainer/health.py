@@ -27,7 +27,7 @@ COLLECTIVE_S = 60.0
 SIDE = 1024  # of the matrices that are multiplied
 MESSAGE_BYTES = 16 << 20
 CPU_MEMORY_BYTES = 256 << 20
-CUDA_MEMORY_FRACTION = 0.9  # of what is free
+CUDA_MEMORY_FRACTION = 0.9  # of free memory
 PIECE_BYTES = 1 << 30  # that are read at once
 
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_device(env: RankEnv) -> str | None:
-    """What is wrong with this rank's device or memory, in one line; None if nothing is."""
+    """Names the fault of this rank's device or memory, in one line; None if it is healthy."""
     try:
         import torch
 
@@ -70,7 +70,7 @@ def check_device(env: RankEnv) -> str | None:
 
 
 def _holds(device: torch.device, nbytes: int) -> bool:
-    """Whether so much memory keeps what is written to it. All of it is written before it is read, piece by piece: reading takes memory
+    """True if so much memory keeps its contents. All of it is written before it is read, piece by piece: reading takes memory
     too."""
     import torch
 

@@ -203,12 +203,12 @@ class TrainingRun:
         return status
 
     def _is_measured(self, step: int, drawn: int) -> bool:
-        """Whether a step's parts are measured: all on a CPU, where that costs nothing; some on a GPU, each read before the next one is
+        """True if a step's parts are measured: all on a CPU, where that costs nothing; some on a GPU, each read before the next one is
         queued."""
         return not self.rank.clock.on_device or step == drawn or step % MEASURED_EVERY == 0
 
     def _needs_outcome(self, steps: int) -> bool:
-        """Whether what follows after so many steps needs the last one's outcome."""
+        """True if the work after so many steps needs the last one's outcome."""
         run = self.config.run
         validates = self.held_out is not None and steps % run.eval_every == 0
         return steps == run.steps or validates or self._checkpoint_is_due(steps, Status.DONE)
@@ -339,7 +339,7 @@ class TrainingRun:
 
 
 def versions() -> dict[str, str]:
-    """What the run ran on."""
+    """Returns the versions of the software that the run used, by name."""
     try:
         own = importlib.metadata.version("trireme")
     except importlib.metadata.PackageNotFoundError:

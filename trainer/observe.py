@@ -307,13 +307,13 @@ class Recording:
                 raise TrainerFailure(Reason.NUMERICS, f"the {words} of step {self.reader.told['step']:.0f} is {value}")
 
     def measured(self) -> bool:
-        """Whether steps after the warm-up were told with their times."""
+        """True if steps after the warm-up were reported with their times."""
         if done := self.reader.rest():
             self._add(done)
         return bool(self._times())
 
     def told_last(self) -> bool:
-        """Whether the last step was told, by its number. A log that counts from 0 says so with its first."""
+        """True if the last step was reported, by its number. A log that counts from 0 says so with its first."""
         return bool(self.steps) and self.steps[-1]["step"] + (self.steps[0]["step"] == 0) >= self.config.run.steps
 
     def remark_on_steps(self) -> None:

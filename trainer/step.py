@@ -157,7 +157,7 @@ class Engine:
         return losses
 
     def extra(self) -> dict[str, float]:
-        """What a checkpoint holds in addition to the owned state."""
+        """State that a checkpoint holds in addition to the owned state."""
         scale = {"loss_scale": self.scale.value, "good_steps": self.scale.good_steps}
         return {"samples": self.samples, "updates": self.updates, **scale}
 

@@ -62,12 +62,12 @@ class Validation:
         self.bytes_of = torch.from_numpy(text.token_bytes()).to(rank.device)
 
     def first(self, batches: int) -> Sums:
-        """Of the first ``batches`` batches, or all."""
+        """Sums of the first ``batches`` batches, or of all."""
         there = whole_batches(self.rank.config, self.text)
         return sum((self.batch(number) for number in range(min(batches, there))), Sums())
 
     def batch(self, number: int) -> Sums:
-        """Of one batch, over all ranks. Collective."""
+        """Sums of one batch, over all ranks. Collective."""
         rank, global_batch = self.rank, self.rank.config.run.global_batch
         for chunk in self.pipeline.chunks:
             chunk.model.eval()

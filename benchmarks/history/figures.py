@@ -17,7 +17,7 @@ from benchmarks.published.convert import canonical
 from benchmarks.published.raw import read as read_raw
 from launcher.config.hardware import shipped_hardware
 from launcher.tables.canonical import MeasuredRun, read, write
-from launcher.tables.validation import Judged, judge, short, summary
+from launcher.tables.validation import PredictedRun, judge, short, summary
 
 FOLDER = Path(__file__).parent
 ROWS = {"all": "all rows", "dense": "dense rows with full configuration"}
@@ -68,17 +68,17 @@ def figures_of(table: Path, unseen: Unseen | None = None) -> Figures:
     return {"table": table.name, "sha256": hashlib.sha256(table.read_bytes()).hexdigest(), **selections, "sources": found}
 
 
-def _selections(judged: Sequence[Judged], figures: Callable[[Sequence[Judged]], Figures]) -> dict[str, Figures]:
+def _selections(judged: Sequence[PredictedRun], figures: Callable[[Sequence[PredictedRun]], Figures]) -> dict[str, Figures]:
     """Figures of all rows, of the dense ones, and of each source with step times."""
-    sources: dict[str, list[Judged]] = defaultdict(list)
+    sources: dict[str, list[PredictedRun]] = defaultdict(list)
     for one in judged:
         sources[short(one.row["source"])].append(one)
     timed = {name: members for name, members in sources.items() if any(one.prediction and one.step_seconds for one in members)}
-    chosen: dict[str, Sequence[Judged]] = {"all": judged, "dense": [one for one in judged if one.whole], **timed}
+    chosen: dict[str, Sequence[PredictedRun]] = {"all": judged, "dense": [one for one in judged if one.whole], **timed}
     return {name: figures(members) for name, members in chosen.items()}
 
 
-def _left_out(judged: Sequence[Judged]) -> Figures:
+def _left_out(judged: Sequence[PredictedRun]) -> Figures:
     """Figures of rows whose source was left out, and what a few of its runs make of them."""
     calibrated = {f"after_{count}": after_runs(judged, count) for count in (1, 3)}
     calibrated |= {f"chosen_{count}": after_chosen(judged, count) for count in (1, 3)}
@@ -88,7 +88,7 @@ def _left_out(judged: Sequence[Judged]) -> Figures:
     return _figures(judged) | {name: None if value is None else round(value, 6) for name, value in calibrated.items()}
 
 
-def _figures(judged: Sequence[Judged]) -> Figures:
+def _figures(judged: Sequence[PredictedRun]) -> Figures:
     """Errors, correlation and areas as fractions; counts as they are."""
     found = summary(judged)
     verdicts = dataclasses.asdict(found.verdicts) | {"f1": found.verdicts.f1} if found.verdicts else {}

@@ -26,7 +26,7 @@ from launcher.config.trainer import TrainerProfile
 from launcher.config.uncertainty import Widths
 from launcher.cost.recomputing import plain
 from launcher.cost.uncertainty import coordinates
-from launcher.search.policy import Policy, Price, Stop, TrialObservation
+from launcher.search.policy import Policy, Stop, TrialCost, TrialObservation
 from launcher.search.steps import USUAL_SCATTER, ending, enough_of, expected_steps, noise_of, scatter_of
 from launcher.search.surrogate import Candidates
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
@@ -157,7 +157,7 @@ def replay(
     candidates = _candidates(table)
     one = candidates.seconds * table.tokens
     expected = expected_steps(settings, steps, warmup_steps)
-    policy = Policy(candidates, settings, price=Price(settings.start_s + expected * one, settings.start_s + one), widths=widths)
+    policy = Policy(candidates, settings, price=TrialCost(settings.start_s + expected * one, settings.start_s + one), widths=widths)
     best = float(table.cost.min())
     done: list[Step] = []
     seen: list[list[float]] = []  # steps of earlier trials

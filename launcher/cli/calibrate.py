@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from launcher.config.hardware import HardwareFiles
     from launcher.config.schema import HardwareConfig
     from launcher.tables.canonical import MeasuredRun
-    from launcher.tables.learning import Lesson
+    from launcher.tables.learning import CalibrationResult
 
 
 DESCRIPTION = """\
@@ -133,7 +133,7 @@ def machine_of_rows(rows: Sequence[MeasuredRun], known: HardwareFiles) -> str:
     return names[0]
 
 
-def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) -> Lesson:
+def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) -> CalibrationResult:
     """Calibrates ``hardware`` with ``rows``. Raises ``ConfigError`` if the cost model cannot predict any."""
     from launcher.tables.canonical import Unanswerable
     from launcher.tables.cases import table_case
@@ -150,7 +150,7 @@ def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) 
     return learn(cases, hardware, name)
 
 
-def document(lesson: Lesson, path: Path) -> dict[str, Any]:
+def document(lesson: CalibrationResult, path: Path) -> dict[str, Any]:
     """Returns the document of ``--json``."""
     import numpy as np
 
@@ -164,7 +164,7 @@ def document(lesson: Lesson, path: Path) -> dict[str, Any]:
     }
 
 
-def show(lesson: Lesson, path: Path) -> None:
+def show(lesson: CalibrationResult, path: Path) -> None:
     """Prints the calibration."""
     import numpy as np
 

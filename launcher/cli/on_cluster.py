@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from launcher.config import Config
-    from launcher.search.policy import P, Searched
+    from launcher.search.policy import P, Searchable
     from launcher.sweep.search import SearchOutcome, Tell
 
 FOLDER = Path("runs") / "recipe"
@@ -31,7 +31,7 @@ def name_of_search(config: Config, overrides: Sequence[str]) -> str:
 
 
 def searched(
-    name: str, problem: Searched[P], overrides: Sequence[str], tell: Tell, keep: Callable[[SearchOutcome[P]], object] = lambda _: None
+    name: str, problem: Searchable[P], overrides: Sequence[str], tell: Tell, keep: Callable[[SearchOutcome[P]], object] = lambda _: None
 ) -> SearchOutcome[P] | None:
     """Runs the search of ``problem`` on its cluster; None after a dry run. ``keep`` writes results for MLflow, too."""
     from launcher.backends.pool import Backends

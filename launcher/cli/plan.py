@@ -27,7 +27,8 @@ Predicts step time and memory of every layout that obeys the rules: tensor x pip
 recomputation x sequence parallelism x state sharding. Nothing is run. Layouts that no other one with the same ranks beats in both
 time and memory are listed, fastest first. Next to a step time stand the interval in which 80 % of such predictions lie
 and the probability that this layout is the fastest. Those that fit into memory with a probability below 50 % are listed apart. Values of
-layout keys keep to layouts that have them.
+layout keys keep to layouts that have them. The layout of the configuration itself, such as a recipe's published one, is compared
+with the first.
 
 With task=inference it plans how to serve a model: workload=chat|code|summarise|reasoning|nemo|nemo_long (or workload.{input,output}, and
 one of workload.{batch,concurrency,rate,trace}), engine=NAME, limits sla.{latency_ms,ttft_ms,tpot_ms,throughput,devices,cost}.

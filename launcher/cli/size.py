@@ -24,7 +24,7 @@ from trainer.shared.run.schema import RECOMPUTE, LayoutConfig, ModelConfig
 if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.planning.baseline import Baseline
-    from launcher.planning.size import Budget, Choice, Seconds
+    from launcher.planning.size import Budget, ModelSizeOption, Seconds
 
 
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
@@ -189,10 +189,10 @@ def best_layout(config: Config) -> tuple[LayoutConfig, float]:
     return planned.layout(row), float(planned.seconds[row])
 
 
-def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Seconds | None) -> tuple[Choice, list[Choice]]:
+def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Seconds | None) -> tuple[ModelSizeOption, list[ModelSizeOption]]:
     """The model asked for, and the alternatives of the same budget."""
     from launcher.planning.shapes import count, shape_for
-    from launcher.planning.size import DAY, TOKENS_PER_PARAMETER, Choice, alternatives, largest
+    from launcher.planning.size import DAY, TOKENS_PER_PARAMETER, ModelSizeOption, alternatives, largest
 
     seq = arguments.seq or 2048
     if arguments.parameters is not None:
@@ -204,13 +204,13 @@ def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Second
                 f"--parameters={arguments.parameters:g} does not fit into the memory of {plural(arguments.gpus, 'GPU')} in any layout; "
                 "give more --gpus, or fewer --parameters"
             )
-        return Choice("asked", model, tokens, days), []
+        return ModelSizeOption("asked", model, tokens, days), []
     assert budget is not None and seconds is not None, "checked: GPUs and days are given"
     choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, seq)
     return choice, alternatives(choice, budget, seconds)
 
 
-def configuration(choice: Choice, start: Baseline, config: Config | None, arguments: argparse.Namespace) -> dict[str, Any]:
+def configuration(choice: ModelSizeOption, start: Baseline, config: Config | None, arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns a recipe's changes of the defaults: model, optimizer, run, and the planned layout and cluster."""
     from launcher.config import compose
     from launcher.config.hardware import hardware_files
@@ -236,7 +236,9 @@ def how_to_use(path: Path) -> str:
     return f"'trireme train recipe=NAME' would find it as {FOLDER}/NAME.yaml, with a NAME that no recipe has that ships"
 
 
-def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any], arguments: argparse.Namespace) -> None:
+def show(
+    choice: ModelSizeOption, others: list[ModelSizeOption], start: Baseline, ready: dict[str, Any], arguments: argparse.Namespace
+) -> None:
     """The tables for people, and the configuration unless it went into a file."""
     from launcher.planning.size import MEMORY
 
@@ -258,10 +260,10 @@ def show(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str,
         print(recipes.as_yaml(ready))
 
 
-def document(choice: Choice, others: list[Choice], start: Baseline, ready: dict[str, Any]) -> dict[str, Any]:
+def document(choice: ModelSizeOption, others: list[ModelSizeOption], start: Baseline, ready: dict[str, Any]) -> dict[str, Any]:
     """Returns the document of ``--json``."""
 
-    def entry(c: Choice) -> dict[str, Any]:
+    def entry(c: ModelSizeOption) -> dict[str, Any]:
         days = None if c.days != c.days else c.days
         known = {"name": c.name, "parameters": c.parameters, "tokens": c.tokens, "days": days, "limit": c.limit, "loss": c.loss}
         return {**known, "model": to_dict(c.model)}

@@ -1,9 +1,9 @@
-"""From what ``trainer.probe`` measured to a description of the machine, and what the mechanisms still miss of it.
+"""Turns the measurements of ``trainer.probe`` into a description of the machine, and the factors by which the mechanisms miss them.
 
-Peaks and memory of a known device are kept, since the mechanisms are fitted to data sheets; what was measured replaces what a machine
-really reaches: rates of large products, bandwidth of memory, links and network. Of an unknown device everything is measured. What remains
-between a mechanism and a measurement, by the size of a product or by the collective, its group and its payload, is a factor that is
-interpolated over logarithms and constant outside of what was measured.
+Peaks and memory of a known device are kept, since the mechanisms are fitted to data sheets; measurements replace the rates that a machine
+really reaches: those of large products, bandwidth of memory, links and network. Of an unknown device everything is measured. The remaining
+ratio of a measurement to a mechanism, by the size of a product or by the collective, its group and its payload, is a factor that is
+interpolated over logarithms and constant outside of the measured range.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, c
 
 
 def measured(config: HardwareConfig, device: Device, constants: Constants = SHIPPED) -> Measured:
-    """What the mechanisms miss of ``config``'s machine; ``device`` is that machine without it. ``ConfigError`` where parts are missing."""
+    """Returns the ratios of measured to predicted seconds on ``config``'s machine; ``device`` is that machine by its data sheet.
+
+    ``ConfigError`` where parts are missing."""
     try:
         return _measured(config.calibration, device, constants)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -117,7 +119,7 @@ def _by_size(device: Device, precision: str, products: Sequence[Figures], consta
 
 
 def _links(config: HardwareConfig, exchanges: Sequence[Figures], per_node: int, constants: Constants) -> HardwareConfig:
-    """Bandwidth and latency of links, then of the network, with which the model of collectives is nearest to what was measured."""
+    """Bandwidth and latency of links, then of the network, with which the model of collectives is nearest to the measurements."""
     for name, far in (("link", False), ("network", True)):
         some = [one for one in exchanges if (one["near"] < one["size"]) == far]
         if some:

@@ -35,14 +35,14 @@ WIDTHS = {"fp16": "bf16"}
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A line, and how far it is from what was asked, in doublings."""
+    """A row of a table, and its distance from the question, in doublings."""
 
     cells: Mapping[str, Any]
     distance: float
 
 
 def asked_cells(case: Case, place: int) -> dict[str, Any]:
-    """What distances are measured by, of layout ``place`` of a question."""
+    """Returns the cells by which distances are measured, of layout ``place`` of a question."""
     layout, shape = case.table[place], case.shape
     ranks = int(layout["tensor"]) * int(layout["pipeline"]) * int(layout["data"]) * int(layout["context"])
     words = {"precision": case.precision, "trainer": case.trainer.name}
@@ -57,7 +57,7 @@ def cells_of(device: Device, shape: Shape, layout: Any, gpus: int) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class Places:
+class MeasuredPoints:
     """Where runs lie."""
 
     machines: np.ndarray  # (n, f) sizes of device and model, in doublings
@@ -65,7 +65,7 @@ class Places:
     words: np.ndarray  # (n, 2) number format and trainer
 
     @classmethod
-    def of(cls, runs: Sequence[Mapping[str, Any]]) -> Places:
+    def of(cls, runs: Sequence[Mapping[str, Any]]) -> MeasuredPoints:
         """The places of cells."""
         machines = np.log2([[float(run[name]) for name in SIZES] for run in runs])
         degrees = np.log2([[float(run[name]) for name in DEGREES] for run in runs])
@@ -73,10 +73,10 @@ class Places:
         words = np.array([_words(run) for run in runs])
         return cls(machines, np.concatenate([degrees, kinds], axis=1), words)
 
-    def rows(self, index: np.ndarray) -> Places:
-        return Places(self.machines[index], self.layouts[index], self.words[index])
+    def rows(self, index: np.ndarray) -> MeasuredPoints:
+        return MeasuredPoints(self.machines[index], self.layouts[index], self.words[index])
 
-    def apart(self, other: Places, with_layouts: bool = False) -> np.ndarray:
+    def apart(self, other: MeasuredPoints, with_layouts: bool = False) -> np.ndarray:
         """(n, m) distances in doublings; without layouts those of machine, trainer and model alone."""
         squares = _squares(self.machines, other.machines)
         squares += OTHER**2 * (self.words[:, None, :] != other.words[None, :, :]).sum(axis=2)
@@ -95,14 +95,14 @@ def distance_of(case: Case, own: Sequence[Mapping[str, Any]] = ()) -> float:
 
 def distances(cells: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
     """(n,) the same for questions as cells; ``own`` are runs that were measured here (``place_of``)."""
-    far = Places.of(cells).apart(_known_places()).min(axis=1)
+    far = MeasuredPoints.of(cells).apart(_known_places()).min(axis=1)
     return np.minimum(far, distances_from(own, cells)) if own else np.asarray(far)
 
 
 def distances_from(own: Sequence[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """(n,) doublings from questions to the nearest of ``own``."""
     any_layout = dict.fromkeys(DEGREES, 1) | {"recompute": RECOMPUTE[0]}
-    return np.asarray(Places.of(cells).apart(Places.of([any_layout | dict(each) for each in own])).min(axis=1))
+    return np.asarray(MeasuredPoints.of(cells).apart(MeasuredPoints.of([any_layout | dict(each) for each in own])).min(axis=1))
 
 
 def place_of(cells: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,17 +126,17 @@ def _words(cells: Mapping[str, Any]) -> tuple[str, str]:
 
 def nearest_runs(case: Case, place: int, count: int = 3) -> list[KnownRun]:
     """The known runs nearest to layout ``place`` of a question, the layout included."""
-    far = Places.of([asked_cells(case, place)]).apart(_known_places(), with_layouts=True)[0]
+    far = MeasuredPoints.of([asked_cells(case, place)]).apart(_known_places(), with_layouts=True)[0]
     return [KnownRun(known_runs()[i], float(far[i])) for i in np.argsort(far, kind="stable")[:count]]
 
 
 def unmeasured(time: Mapping[str, float]) -> dict[str, float]:
-    """Parts of a step, with their share, that have a larger share than in known runs: what is said of them rests on no measurement."""
+    """Parts of a step, with their share, that have a larger share than in known runs: no measurement supports their prediction."""
     whole, largest = sum(time.values()), uncertainty_file()["parts"]
     shares = {name: seconds / whole for name, seconds in time.items()}
     return {name: share for name, share in shares.items() if share > max(LARGE, largest.get(name, 0.0))}
 
 
 @cache
-def _known_places() -> Places:
-    return Places.of(known_runs())
+def _known_places() -> MeasuredPoints:
+    return MeasuredPoints.of(known_runs())

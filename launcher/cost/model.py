@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.cost.inputs import stages
-from launcher.cost.inputs.alike import Alike
+from launcher.cost.inputs.alike import LayoutGroups
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
 from launcher.cost.memory import activations, peak
@@ -83,10 +83,10 @@ class MicroBatchTimes:
     parts: Parts
     whole: Array  # the length of the pipeline's run
     forward: Array  # of one block and micro-batch
-    backward: Array  # likewise, with what is computed again
+    backward: Array  # of one block and micro-batch, recomputation included
     behind_host: Parts  # of ``parts``, what the device does while it waits for its host anyway
 
-    def spread(self, alike: Alike) -> MicroBatchTimes:
+    def spread(self, alike: LayoutGroups) -> MicroBatchTimes:
         """Those of all layouts, of those of every kind."""
         parts, behind = ({name: alike.spread(value) for name, value in each.items()} for each in (self.parts, self.behind_host))
         return MicroBatchTimes(parts, alike.spread(self.whole), alike.spread(self.forward), alike.spread(self.backward), behind)
@@ -103,7 +103,7 @@ def _step(case: Case, held: stages.StageShare, done: MicroBatchTimes) -> Parts:
 
 def passes(case: Case, held: stages.StageShare) -> MicroBatchTimes:
     """Seconds of a step's micro-batches. Layouts that differ in their shards alone share them."""
-    alike = Alike.of_case(case)
+    alike = LayoutGroups.of_case(case)
     return _passes(alike.case, held.at(alike.rows)).spread(alike)
 
 
@@ -159,8 +159,8 @@ def stage_times(case: Case, held: stages.StageShare, one: block.BlockTimes) -> p
 
 
 def blocking(case: Case) -> np.ndarray:
-    """Seconds per micro-batch and direction for which a rank waits for its transfers: all of them where sends block, else what is not
-    hidden."""
+    """Seconds per micro-batch and direction for which a rank waits for its transfers: all of them where sends block, else those
+    that stay visible."""
     shown = 1.0 if case.trainer.pipeline.blocking_sends else 1 - case.constants.sends_hidden
     return shown * transfer(case) * case.chunks
 
@@ -181,7 +181,7 @@ def offloading(case: Case, held: stages.StageShare) -> np.ndarray:
 
 
 def once(case: Case, held: stages.StageShare, done: MicroBatchTimes) -> Parts:
-    """What data parallelism and the optimizer add to a step, after what hides behind computation."""
+    """Seconds that data parallelism and the optimizer add to a step, less the part that hides behind computation."""
     work, f, c, m = data_parallel.work(case, held), case.trainer, case.constants, case.micro_batches
     per_rank, busy = held.blocks.most(), done.whole
     ahead, back = per_rank * done.forward, per_rank * done.backward

@@ -29,7 +29,7 @@ def ndtr(z: np.ndarray) -> np.ndarray:
 
 
 def ndtri(probability: np.ndarray) -> np.ndarray:
-    """What a standard normal variable stays below with each ``probability``; infinite for 0 and 1."""
+    """Quantiles of the standard normal distribution, one for each ``probability``; infinite for 0 and 1."""
     found = np.where(probability < 0.5, -np.inf, np.inf)
     inside = (probability > 0) & (probability < 1)
     found[inside] = _inverse(probability[inside])

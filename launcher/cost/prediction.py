@@ -25,7 +25,7 @@ from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one layout is expected to take. Every second and every byte belongs to a named part."""
+    """Expected time and memory of one layout. Every second and every byte belongs to a named part."""
 
     time: dict[str, float]  # seconds of a step by part
     memory: dict[str, float]  # bytes of the fullest rank by part

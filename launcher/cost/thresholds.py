@@ -1,4 +1,4 @@
-"""What a probability of fitting into memory means, one value for each decision. Memory is a verdict with a margin, not a cliff."""
+"""Thresholds on the probability of fitting into memory, one for each decision. Memory is a verdict with a margin, not a cliff."""
 
 SURELY_FITS = 0.99
 """From here on a search takes it that a layout fits: to recompute would save memory that is not needed, for more work. In the published

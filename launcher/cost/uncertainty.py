@@ -36,7 +36,7 @@ NODES = 15
 FARTHEST_SIZE = 4.5
 """Standard deviations of the logarithm of ``s`` within which it is looked for."""
 SEED = 20260101
-"""Of all draws: the same question has the same answer."""
+"""Seed of all draws: the same question has the same answer."""
 CONTENDERS = 400
 """Layouts that are drawn jointly: those most likely to win. A search adds what the rest adds at most (union bound)."""
 DRAWS = 4096
@@ -54,7 +54,7 @@ Size = tuple[float, float]
 
 @dataclass(frozen=True)
 class Traits:
-    """What the error of a prediction depends on; arrays over layouts."""
+    """Features that the error of a prediction depends on; arrays over layouts."""
 
     shares: np.ndarray  # (n, k) of the step time, by part
     place: np.ndarray  # (n, f) where the layout lies, in doublings
@@ -106,7 +106,8 @@ def part_widths(widths: Widths, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Covariance:
-    """Of the errors of some layouts with others': what machine, trainer and parts of the step explain, and for s = 1 what they do not."""
+    """Covariance of the errors of some layouts with others': explained by machine, trainer and parts
+    of the step, and the rest, for s = 1."""
 
     sure: np.ndarray
     rest: np.ndarray
@@ -146,7 +147,7 @@ def own_variance(widths: Widths, traits: Traits) -> Covariance:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A distribution of log step time for each layout: a Gaussian for each size of what is not known."""
+    """A distribution of log step time for each layout: a Gaussian for each size of the unexplained error."""
 
     weights: np.ndarray  # (k,)
     means: np.ndarray  # (k, n)
@@ -203,7 +204,7 @@ class Observation:
 
 @dataclass
 class TimeSurrogate:
-    """What is believed of the step times of ``traits``, predicted to take ``seconds``."""
+    """Returns the posterior of the step times of ``traits``, predicted to take ``seconds``."""
 
     seconds: np.ndarray
     traits: Traits
@@ -347,9 +348,9 @@ def contenders(surrogate: TimeSurrogate, fits: np.ndarray) -> np.ndarray:
 
 
 def most_telling(widths: Widths, traits: Traits, groups: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
-    """Which layouts to measure so that least is left open of all of them: one of each of ``groups`` (rows to choose from), and the mean
-    standard deviation of a log step time before any and after each. Each is the one that lowers the sum of variances most, given those
-    before it (A-optimal design, chosen greedily; Krause, Singh & Guestrin 2008, Journal of Machine Learning Research 9)."""
+    """Chooses the layouts to measure so that all step times become as certain as possible: one of each of ``groups`` (rows to choose from),
+    and the mean standard deviation of a log step time before any and after each. Each is the one that lowers the sum of variances most,
+    given those before it (A-optimal design, chosen greedily; Krause, Singh & Guestrin 2008, Journal of Machine Learning Research 9)."""
     open_ = between(widths, traits, traits, np.eye(len(traits))).at(1.0)
     chosen: list[int] = []
     left = [float(np.sqrt(np.diag(open_)).mean())]

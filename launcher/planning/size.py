@@ -40,7 +40,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelSizeOption:
     """One way to spend a budget. ``loss``: nats per token by Chinchilla's parametric fit."""
 
     name: str
@@ -83,7 +83,9 @@ def seconds_at(gpus: int, tflops: float, recompute: str) -> Seconds:
     return lambda model, tokens: executed_flops(model, recompute) * tokens / (gpus * tflops * 1e12)
 
 
-def largest(family: str, budget: Budget, tokens: float | None, seconds: Seconds, vocab: int | None = None, seq: int = 2048) -> Choice:
+def largest(
+    family: str, budget: Budget, tokens: float | None, seconds: Seconds, vocab: int | None = None, seq: int = 2048
+) -> ModelSizeOption:
     """Returns the largest model that can be trained on ``tokens`` within the budget; ``tokens=None``: on 20 tokens per parameter.
 
     Bisects, since time and memory grow with size, and tries a few larger sizes, since some shapes divide the GPUs better than others.
@@ -95,18 +97,18 @@ def largest(family: str, budget: Budget, tokens: float | None, seconds: Seconds,
     name = OPTIMAL if tokens is None else LARGEST_OF_BUDGET
     impossible: list[ConfigError] = []
 
-    def attempt(parameters: float) -> Choice | None:
+    def attempt(parameters: float) -> ModelSizeOption | None:
         """Returns a model of about that size; None if that is smaller than its embeddings, or too small for so many GPUs to share."""
         try:
             model = shape_for(family, parameters, vocab, seq)
             planned = count(model) * TOKENS_PER_PARAMETER if tokens is None else tokens
-            return Choice(name, model, planned, seconds(model, planned) / DAY)
+            return ModelSizeOption(name, model, planned, seconds(model, planned) / DAY)
         except ConfigError as error:
             impossible.append(error)
             return None
 
-    found: Choice | None = None
-    beyond: Choice | None = None
+    found: ModelSizeOption | None = None
+    beyond: ModelSizeOption | None = None
     low, high = SMALLEST, LARGEST
     while high / low > PRECISION:
         size = math.sqrt(low * high)
@@ -123,7 +125,7 @@ def largest(family: str, budget: Budget, tokens: float | None, seconds: Seconds,
     return _answer(family, budget, found, beyond)
 
 
-def _answer(family: str, budget: Budget, found: Choice | None, beyond: Choice | None) -> Choice:
+def _answer(family: str, budget: Budget, found: ModelSizeOption | None, beyond: ModelSizeOption | None) -> ModelSizeOption:
     """Returns ``found`` with the limit that ``beyond`` exceeds."""
     spent = f"{budget.days:g} days on {plural(budget.gpus, 'GPU')}"
     if beyond is None:
@@ -142,7 +144,7 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
     return float(1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28)
 
 
-def alternatives(choice: Choice, budget: Budget, seconds: Seconds) -> list[Choice]:
+def alternatives(choice: ModelSizeOption, budget: Budget, seconds: Seconds) -> list[ModelSizeOption]:
     """Returns other ways to spend the same budget: compute-optimal, and models of half and a quarter of the size, trained for longer."""
     family, vocab, seq = choice.model.family, choice.model.vocab, choice.model.seq
     choices = [] if choice.name == OPTIMAL else [largest(family, budget, None, seconds, vocab, seq)]
@@ -152,5 +154,5 @@ def alternatives(choice: Choice, budget: Budget, seconds: Seconds) -> list[Choic
         except ConfigError:  # smaller than its embeddings
             continue
         billion = seconds(model, 1e9) / DAY
-        choices.append(Choice(name, model, budget.days / billion * 1e9, budget.days))
+        choices.append(ModelSizeOption(name, model, budget.days / billion * 1e9, budget.days))
     return choices

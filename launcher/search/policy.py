@@ -67,7 +67,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Small:
+class ScaledDownPlan:
     """The candidates scaled down to few nodes, with predicted times and memory of their trials."""
 
     parts: np.ndarray
@@ -75,7 +75,7 @@ class Small:
 
 
 @dataclass(frozen=True)
-class Price:
+class TrialCost:
     """The price of each candidate's trial, in any one unit: run to the end, and out of memory in its first step."""
 
     whole: np.ndarray
@@ -98,7 +98,7 @@ class AskTell(Protocol):
 P = TypeVar("P", bound=AskTell, covariant=True)
 
 
-class Searched(Protocol[P]):
+class Searchable(Protocol[P]):
     """The candidates of a search, with the configuration and prediction of each trial."""
 
     @property
@@ -125,13 +125,13 @@ class Policy:
         self,
         candidates: Candidates,
         settings: SearchConfig,
-        small: Small | None = None,
-        price: Price | None = None,
+        small: ScaledDownPlan | None = None,
+        price: TrialCost | None = None,
         widths: Widths | None = None,
     ):
         self.candidates, self.settings = candidates, settings
-        self.price = price or Price(np.ones(len(candidates)), np.full(len(candidates), 0.1))
-        self.small = small or Small(candidates.parts, candidates.memory)
+        self.price = price or TrialCost(np.ones(len(candidates)), np.full(len(candidates), 0.1))
+        self.small = small or ScaledDownPlan(candidates.parts, candidates.memory)
         self.time = TimeSurrogate(candidates.seconds, candidates.traits, widths or shipped_widths())
         self.memory = MemorySurrogate(candidates, self.time.widths)
         self.tried: dict[int, float] = {}  # candidate -> estimated full-size step time; inf: did not run

@@ -18,7 +18,7 @@ from launcher.cost.uncertainty import TimeSurrogate, Traits, columns
 from launcher.planning.layout_names import overrides_of
 from launcher.planning.plan import Plan
 from launcher.search.candidates import candidates, needed
-from launcher.search.policy import Policy, Price, SearchTrial, Small
+from launcher.search.policy import Policy, ScaledDownPlan, SearchTrial, TrialCost
 from launcher.search.steps import expected_steps
 from launcher.search.surrogate import Candidates
 from trainer.shared.run.errors import ConfigError, divisors
@@ -39,7 +39,7 @@ class SearchProblem:
     candidates: Candidates
     small_table: np.ndarray
     small_batch: np.ndarray  # sequences of a step of the small trial
-    small: Small
+    small: ScaledDownPlan
     widths: Widths  # of predictions
 
     def policy(self) -> Policy:
@@ -48,7 +48,7 @@ class SearchProblem:
         start, one = self.config.search.start_s, self.small.parts.sum(axis=1)
         run = self.config.run
         steps = expected_steps(self.config.search, run.steps, run.warmup_steps)
-        price = Price(ranks * (start + steps * one), ranks * (start + one))
+        price = TrialCost(ranks * (start + steps * one), ranks * (start + one))
         return Policy(self.candidates, self.config.search, self.small, price, self.widths)
 
     def layout(self, index: int) -> LayoutConfig:
@@ -105,13 +105,13 @@ def search_problem(config: Config, planned: Plan) -> SearchProblem:
     full = candidates(case, estimate(case))
     if config.search.nodes == "full":
         batch = np.full(len(rows), config.run.global_batch)
-        return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory), planned.widths)
+        return SearchProblem(config, chosen, full, chosen, batch, ScaledDownPlan(full.parts, full.memory), planned.widths)
     small_table, batch = shrunk(case, config.cluster.gpus_per_node, config.run.global_batch)
     if (small_table["data"] == chosen["data"]).all():
-        return SearchProblem(config, chosen, full, chosen, batch, Small(full.parts, full.memory), planned.widths)
+        return SearchProblem(config, chosen, full, chosen, batch, ScaledDownPlan(full.parts, full.memory), planned.widths)
     fewer = dataclasses.replace(case, table=small_table, global_batch=batch)
     predicted = estimate(fewer)
-    small = Small(columns(predicted.causes, len(rows)), needed(fewer, predicted))
+    small = ScaledDownPlan(columns(predicted.causes, len(rows)), needed(fewer, predicted))
     return SearchProblem(config, chosen, full, small_table, batch, small, planned.widths)
 
 

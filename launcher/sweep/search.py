@@ -20,7 +20,7 @@ from launcher.config.schema import SweepConfig
 from launcher.interrupt import Interrupted
 from launcher.results.ranking import Measurement, agreeing, compared
 from launcher.results.ranking import measurement as as_ranked
-from launcher.search.policy import P, Policy, Searched, SearchTrial, Stop, TrialObservation
+from launcher.search.policy import P, Policy, Searchable, SearchTrial, Stop, TrialObservation
 from launcher.search.steps import OWN_STEPS, ending, enough_of, known_to, noise_of, scatter_of
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record, Store
@@ -49,7 +49,7 @@ class SearchOutcome(Generic[P]):
 
 
 def search(
-    name: str, problem: Searched[P], backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None
+    name: str, problem: Searchable[P], backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None
 ) -> SearchOutcome[P]:
     """Runs the search ``name`` to its end. ``overrides`` are every trial's, besides its layout, for the record."""
     config = problem.config
@@ -91,7 +91,7 @@ def strangers(trials: Sequence[tuple[SearchTrial, Record, TrialObservation]]) ->
     return {index for index, one in held if one.other_model} if agreeing(one for _, one in held) else set()
 
 
-def first_points(problem: Searched[Any], overrides: Sequence[str] = ()) -> list[Point]:
+def first_points(problem: Searchable[Any], overrides: Sequence[str] = ()) -> list[Point]:
     """Returns the first trials of a search, for ``dry_run``."""
     proposed = problem.policy().ask(problem.config.search.parallel)
     return [] if isinstance(proposed, Stop) else [_point(problem, trial, overrides) for trial in proposed]
@@ -99,7 +99,7 @@ def first_points(problem: Searched[Any], overrides: Sequence[str] = ()) -> list[
 
 def _measure(
     name: str,
-    problem: Searched[Any],
+    problem: Searchable[Any],
     trials: Sequence[SearchTrial],
     overrides: Sequence[str],
     settings: SweepConfig,
@@ -116,7 +116,7 @@ def _measure(
     return [(trial, record, measurement(record, hours, watch.enough, watch.scatter)) for trial, record in zip(trials, records)]
 
 
-def _point(problem: Searched[Any], trial: SearchTrial, overrides: Sequence[str], enough: tuple[Reason, ...] = ()) -> Point:
+def _point(problem: Searchable[Any], trial: SearchTrial, overrides: Sequence[str], enough: tuple[Reason, ...] = ()) -> Point:
     config = problem.trial_config(trial)
     parts, memory = problem.predicted(trial)
     words = [*overrides, *problem.words(trial)]

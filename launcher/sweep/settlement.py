@@ -11,7 +11,7 @@ from launcher.sweep.active_trial import ActiveTrial
 from launcher.sweep.state import SweepState
 from launcher.trials.job import JobState
 from launcher.trials.labels import total_steps
-from launcher.trials.outcome import Told, Verdict, decide, silent_nodes
+from launcher.trials.outcome import RankReports, Verdict, decide, silent_nodes
 from launcher.trials.store import Record
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.summary import ends_short, result_of
@@ -146,8 +146,8 @@ def _judge(record: Record, job: JobState) -> Verdict:
     return verdict
 
 
-def _steps_told(record: Record, steps: Sequence[dict[str, Any]]) -> Told:
-    return Told(tuple(steps), not ends_short([step["step"] for step in steps], total_steps(record) or 0))
+def _steps_told(record: Record, steps: Sequence[dict[str, Any]]) -> RankReports:
+    return RankReports(tuple(steps), not ends_short([step["step"] for step in steps], total_steps(record) or 0))
 
 
 def _plan_again(record: Record, reason: Reason | None, detail: str) -> None:

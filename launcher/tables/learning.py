@@ -56,7 +56,7 @@ MOST = 4000
 
 
 @dataclass(frozen=True)
-class Lesson:
+class CalibrationResult:
     """Result of a calibration. ``hardware`` predicts with it."""
 
     hardware: HardwareConfig
@@ -71,7 +71,7 @@ class Lesson:
         return runs if self.different == len(self.before) else f"{runs} ({self.different} without repeats)"
 
 
-def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Lesson:
+def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> CalibrationResult:
     """Calibrates the hardware file ``name`` with ``cases``, all measured on ``hardware``. Raises ``ConfigError`` if none is left."""
     known = {as_id(each) for each in hardware.learnt.get("runs", [])}
     new = list({run_id(case): case for case in cases if case.row.step_seconds and run_id(case) not in known}.values())
@@ -89,10 +89,10 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
     for _ in range(ROUNDS):
         ratios, slopes = linear(asked, hardware, found)
         problem = (np.column_stack([np.ones(len(asked)), slopes]), ratios + slopes @ here[1:], traits(asked), widths, prior)
-        update = Update(*problem, errors)
+        update = Posterior(*problem, errors)
         here, errors = update.mean, update.errors_given(noise)
         found = {each: value * float(np.exp(move)) for (each, value), move in zip(values.items(), here[1:], strict=True)}
-    update = Update(*problem, noise)  # how sure it all is: runs that nothing explains are errors of layouts, and will be met again
+    update = Posterior(*problem, noise)  # how sure it all is: runs that nothing explains are errors of layouts, and will be met again
     learnt = {
         "runs": sorted(known | {run_id(case) for case in new}),
         "places": distinct([*earlier, *map(place_of, cells)]),
@@ -101,7 +101,7 @@ def learn(cases: Sequence[TableCase], hardware: HardwareConfig, name: str) -> Le
     }
     factor = rounded(hardware.time_factor * float(np.exp(here[0])))
     corrected = dataclasses.replace(with_values(hardware, found), name=name, time_factor=factor, learnt=learnt)
-    return Lesson(corrected, missed(new, hardware), missed(new, corrected), len(asked))
+    return CalibrationResult(corrected, missed(new, hardware), missed(new, corrected), len(asked))
 
 
 def distinct(places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ def traits(cases: Sequence[TableCase]) -> Traits:
     )
 
 
-class Update:
+class Posterior:
     """A linear Gaussian update: ``targets`` = ``slopes`` x parameters + errors of layouts, (runs,) and (runs, parameters). ``prior`` has
     the widths of the parameters, of which the first is the common error; ``noise`` (runs,) is that of the measurements."""
 

@@ -30,7 +30,7 @@ STATED = ("layers", "hidden", "seq", "hardware", "gpus", "tensor", "pipeline", "
 
 
 @dataclass(frozen=True)
-class Judged:
+class PredictedRun:
     """One row, its measurement, and its prediction if there is one."""
 
     row: MeasuredRun
@@ -87,7 +87,7 @@ class Summary:
         return statistics.fmean(s.regret for s in self.sweeps) if self.sweeps else None
 
 
-def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[Judged]:
+def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trainer: TrainerProfile | None = None) -> list[PredictedRun]:
     """Every row with its prediction, or the reason why it has none. ``trainer`` replaces the rows' own."""
     found: dict[int, TableCase] = {}
     reasons: dict[int, str] = {}
@@ -99,7 +99,8 @@ def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig], trai
     predicted = dict(zip(found, predict_rows(list(found.values()))))
     inside = dict(zip(found, _inside(list(found.values()), list(predicted.values()), hardware)))
     return [
-        Judged(row, found.get(place), predicted.get(place), reasons.get(place, ""), inside.get(place)) for place, row in enumerate(rows)
+        PredictedRun(row, found.get(place), predicted.get(place), reasons.get(place, ""), inside.get(place))
+        for place, row in enumerate(rows)
     ]
 
 
@@ -124,7 +125,7 @@ def _inside(cases: Sequence[TableCase], predicted: Sequence[RowPrediction], hard
     return found
 
 
-def summary(judged: Sequence[Judged]) -> Summary:
+def summary(judged: Sequence[PredictedRun]) -> Summary:
     """All figures of a selection."""
     known = [j for j in judged if j.prediction is not None]
     times = [(j.prediction.step_time_s, j.step_seconds) for j in known if j.prediction and j.step_seconds]
@@ -136,27 +137,27 @@ def summary(judged: Sequence[Judged]) -> Summary:
     return Summary(len(judged), len(known), Errors.of(times), Errors.of(sizes), verdicts, tuple(sweeps(known)), coverage)
 
 
-def _verdict(judged: Judged) -> tuple[bool, bool, float, float] | None:
+def _verdict(judged: PredictedRun) -> tuple[bool, bool, float, float] | None:
     flag, predicted = judged.row["oom"], judged.prediction
     if flag is None or predicted is None or judged.case is None:
         return None
     return predicted.fits < FITS, flag, predicted.reported_bytes, predicted.memory_bytes / judged.case.device.memory
 
 
-def by_source(judged: Sequence[Judged]) -> dict[str, Summary]:
+def by_source(judged: Sequence[PredictedRun]) -> dict[str, Summary]:
     return {source: summary(members) for source, members in by_cell(judged, "source").items()}
 
 
-def check_units(judged: Sequence[Judged]) -> None:
+def check_units(judged: Sequence[PredictedRun]) -> None:
     """Raises ``ConfigError`` where a source's measurements must be in other units."""
     for source, each in by_source(judged).items():
         check_unit(each.time, source, "step times", "seconds")
         check_unit(each.memory, source, "peak_memory_gb", "1e9 bytes")
 
 
-def sweeps(judged: Sequence[Judged]) -> list[RankedSweep]:
+def sweeps(judged: Sequence[PredictedRun]) -> list[RankedSweep]:
     """Groups of one model, sequence length and cluster with enough measured rows and three different layouts."""
-    groups: dict[tuple[Any, ...], list[Judged]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[PredictedRun]] = defaultdict(list)
     keys = ("source", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq", "hardware", "memory_gb", "gpus")
     for j in judged:
         if j.prediction and j.case and j.step_seconds and not {"tensor", "pipeline", "micro_batch"} & j.row.assumed:
@@ -174,7 +175,7 @@ def short(source: str | None) -> str:
     return (source or "(no source)").split(" (")[0]
 
 
-def _ranked(members: list[Judged]) -> RankedSweep | None:
+def _ranked(members: list[PredictedRun]) -> RankedSweep | None:
     if len({(j.case.layout.tobytes(), j.case.global_batch, j.case.trainer.kernels.attention) for j in members if j.case}) < 3:
         return None
     measured = [j.step_seconds / _tokens(j) for j in members if j.step_seconds]
@@ -186,7 +187,7 @@ def _ranked(members: list[Judged]) -> RankedSweep | None:
     return RankedSweep(name, len(members), correlation(predicted, measured), regret(predicted, measured), errors)
 
 
-def _tokens(judged: Judged) -> float:
+def _tokens(judged: PredictedRun) -> float:
     """Tokens of one step: sweeps may vary the batch."""
     assert judged.case is not None
     return judged.case.global_batch * float(judged.case.shape.seq)

@@ -33,7 +33,7 @@ _LAST_LINES = 2
 
 
 @dataclass(frozen=True)
-class Told:
+class RankReports:
     """Steps that one rank of another trainer reported."""
 
     lines: tuple[Mapping[str, Any], ...]  # of ``metrics.jsonl``
@@ -64,7 +64,7 @@ def decide(
     state: JobState,
     result: dict[str, Any] | None,
     failures: Sequence[dict[str, Any]] = (),
-    told: Told | None = None,
+    told: RankReports | None = None,
 ) -> Verdict:
     """Returns the verdict on ``attempt``, ignoring older files. ``told``: another trainer's steps; None: our ranks wrote the result."""
     newest = max([attempt, state.attempt or 0, *(attempt_of(f) for f in failures), attempt_of(result or {})])
@@ -107,7 +107,7 @@ def silent_nodes(nodes: Sequence[str], world_size: int, attempt: int, failures: 
     return tuple(node for index, node in enumerate(nodes) if index not in spoke) if lost else ()
 
 
-def _incomplete(state: JobState, result: dict[str, Any], failures: Sequence[dict[str, Any]], told: Told | None) -> bool:
+def _incomplete(state: JobState, result: dict[str, Any], failures: Sequence[dict[str, Any]], told: RankReports | None) -> bool:
     """Returns whether a result "done" lacks the part of a rank."""
     if told is None or outcome_of(result)[1] is Reason.MEASURED:  # those whose steps were enough were ended
         return False

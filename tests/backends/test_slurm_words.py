@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from launcher.backends.slurm.cluster import SlurmCluster
-from launcher.backends.slurm.errors import REFUSALS, Refused, Silent, complaint, explain, unanswered
+from launcher.backends.slurm.errors import REFUSALS, SchedulerUnavailable, SubmissionRejected, complaint, explain, unanswered
 from launcher.backends.slurm.states import ENDED, EXIT_CODES, earlier, expand, judge, read_accounts, read_queue
 from launcher.trials.job import JobState
 from trainer.shared.records.outcome import Reason, Status
@@ -176,7 +176,7 @@ def test_a_cell_that_is_no_number_is_one_that_slurm_does_not_know(cell: str) -> 
 
 @pytest.mark.parametrize("read", [read_queue, read_accounts])
 def test_an_answer_without_a_row_is_silence_and_not_an_empty_queue(read: Callable[[str], object]) -> None:
-    with pytest.raises(Silent, match="cannot be read: 'Welcome'"):
+    with pytest.raises(SchedulerUnavailable, match="cannot be read: 'Welcome'"):
         read("Welcome\n")
     assert read("") == {}
 
@@ -222,7 +222,7 @@ def test_a_refusal_is_one_line_with_the_key_its_value_and_a_remedy(words: str, k
         dependency="perhaps", reservation="party",
     )  # fmt: skip
     error = explain(words, cluster)
-    assert isinstance(error, Refused)
+    assert isinstance(error, SubmissionRejected)
     assert key in str(error) and "\n" not in str(error) and "; " in str(error) and "sbatch: error" not in str(error)
 
 
@@ -240,7 +240,7 @@ def test_a_refusal_is_one_line_with_the_key_its_value_and_a_remedy(words: str, k
     SBATCH + "Resource temporarily unavailable",
 ])  # fmt: skip
 def test_a_controller_that_is_away_is_silence_not_refusal(words: str) -> None:
-    assert isinstance(explain(words, SlurmCluster()), Silent)
+    assert isinstance(explain(words, SlurmCluster()), SchedulerUnavailable)
 
 
 @pytest.mark.parametrize("words", [
@@ -252,7 +252,7 @@ def test_a_controller_that_is_away_is_silence_not_refusal(words: str) -> None:
 ])  # fmt: skip
 def test_a_limit_on_how_many_jobs_there_are_is_waited_for_in_slurms_words(words: str) -> None:
     error = explain(words, SlurmCluster())
-    assert isinstance(error, Silent) and str(error).startswith("Slurm takes no more jobs for now: ")
+    assert isinstance(error, SchedulerUnavailable) and str(error).startswith("Slurm takes no more jobs for now: ")
     assert words.splitlines()[0].rpartition(": ")[2] in str(error)
 
 
@@ -260,7 +260,7 @@ def test_a_limit_on_how_many_jobs_there_are_is_waited_for_in_slurms_words(words:
     "QOSMaxCpuPerJobLimit", "QOSMaxWallDurationPerJobLimit", "QOSMaxNodePerJobLimit", "AssocMaxNodePerJobLimit", "QOSMinCpuNotSatisfied", "QOSGrpNodeLimit",
 ])  # fmt: skip
 def test_a_limit_that_a_job_exceeds_alone_is_a_refusal(limit: str) -> None:
-    assert isinstance(explain(f"sbatch: error: {limit}\n{POLICY}", SlurmCluster()), Refused)
+    assert isinstance(explain(f"sbatch: error: {limit}\n{POLICY}", SlurmCluster()), SubmissionRejected)
 
 
 @pytest.mark.parametrize("words", ["Invalid qos specification", "QOSMaxCpuPerJobLimit"])

@@ -10,7 +10,7 @@ from launcher.config import compose
 from launcher.config.uncertainty import OF_PARTS, known_runs, shipped_widths, widened
 from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
-from launcher.cost.known import Places, distance_of, nearest_runs, unmeasured
+from launcher.cost.known import MeasuredPoints, distance_of, nearest_runs, unmeasured
 from launcher.planning.plan import plan
 
 
@@ -27,7 +27,7 @@ def test_nearest_runs_are_those_of_least_distance() -> None:
 
 
 def test_a_known_run_is_no_distance_from_itself() -> None:
-    places = Places.of(known_runs())
+    places = MeasuredPoints.of(known_runs())
     assert places.apart(places, with_layouts=True).diagonal() == pytest.approx(0.0, abs=1e-6)
 
 

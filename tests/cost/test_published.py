@@ -17,7 +17,7 @@ import pytest
 from launcher.cli.validate import main
 from launcher.config.hardware import hardware_files
 from launcher.tables.canonical import COLUMNS, MeasuredRun, read, write
-from launcher.tables.validation import Judged, Summary, by_source, judge, summary
+from launcher.tables.validation import PredictedRun, Summary, by_source, judge, summary
 from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -30,12 +30,12 @@ MEDIANS = {  # greatest median error of the step time, by source
 
 
 @pytest.fixture(scope="module")
-def judged() -> list[Judged]:
+def judged() -> list[PredictedRun]:
     return judge(read(str(TABLE)), hardware_files())
 
 
 @pytest.fixture(scope="module")
-def figures(judged: list[Judged]) -> Summary:
+def figures(judged: list[PredictedRun]) -> Summary:
     return summary(judged)
 
 
@@ -45,12 +45,12 @@ def test_step_times(figures: Summary) -> None:
 
 
 @pytest.mark.parametrize("source", MEDIANS)
-def test_step_times_of_each_source(source: str, judged: list[Judged]) -> None:
+def test_step_times_of_each_source(source: str, judged: list[PredictedRun]) -> None:
     found = next(each for name, each in by_source(judged).items() if name.startswith(source))
     assert found.time is not None and found.time.median < MEDIANS[source]
 
 
-def test_what_is_documented_of_deepspeed_of_2021_explains_half_of_its_time(judged: list[Judged]) -> None:
+def test_what_is_documented_of_deepspeed_of_2021_explains_half_of_its_time(judged: list[PredictedRun]) -> None:
     """Narayanan et al. 2021, table 2: sharded parameters over hundreds of devices. Nothing known explains the rest."""
     rows = [j for j in judged if "SC21" in j.row["source"] and j.row["shard_params"] != 1 and j.step_seconds]
     assert len(rows) == 3
@@ -105,7 +105,7 @@ def table_of(folder: Path, **changes: str) -> Path:
 
 
 def test_every_figure_stands_under_its_heading_and_is_whole_in_a_pipe(
-    judged: list[Judged], figures: Summary, capsys: pytest.CaptureFixture[str]
+    judged: list[PredictedRun], figures: Summary, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(TABLE)]) == 0
     times, memory = re.split(r"(?m)^memory *$", capsys.readouterr().out)

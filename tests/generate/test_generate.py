@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.convert import export_weights
-from trainer.generate.generate import Completion, Decoder, News, PromptRequest, check_prompts, generate
+from trainer.generate.generate import Completion, Decoder, PromptRequest, RequestUpdate, check_prompts, generate
 from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling, choose, uniform
 from trainer.generate.session import Session
@@ -111,14 +111,18 @@ def test_ranks_exchange_news_only_in_turns_that_have_some(turn: int, exchanges: 
     """One request at once; another one, and that it is the last, in a later turn."""
     told, made = [], []
     requests = [PromptRequest(number, prompt, 6, name=number) for number, prompt in enumerate(PROMPTS[:2])]
-    heard = [News(requests[:1]), *[News()] * (turn - 1), News(requests[1:], over=True)] if turn else [News(requests, over=True)]
+    heard = (
+        [RequestUpdate(requests[:1]), *[RequestUpdate()] * (turn - 1), RequestUpdate(requests[1:], over=True)]
+        if turn
+        else [RequestUpdate(requests, over=True)]
+    )
     news = iter(heard)
     with alone(checkpoints["gpt"], "fp64") as (config, world):
         gather = world.group.gather_objects
         world.group.gather_objects = lambda value: told.append(value) or gather(value)  # type: ignore[method-assign,func-returns-value]
         session = Session(config, world, open_weights(checkpoints["gpt"]).load)
         told.clear()
-        Decoder(session, 4).run(lambda idle: next(news, News()), lambda row: made.append(row.made) if row.made.ended else None)
+        Decoder(session, 4).run(lambda idle: next(news, RequestUpdate()), lambda row: made.append(row.made) if row.made.ended else None)
     assert len(told) == exchanges and [one.tokens for one in made] == [
         one.tokens for one in completed(checkpoints["gpt"], PROMPTS[:2], Sampling())
     ]

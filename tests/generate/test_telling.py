@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from trainer.data.text import TextTokens
-from trainer.generate.telling import Telling, open_text
+from trainer.generate.telling import TextStream, open_text
 from trainer.shared.run.command_lines import GenerateCommand, texts_of
 from trainer.shared.run.errors import ConfigError
 
@@ -30,7 +30,7 @@ def spaced() -> Tokenizer:
 
 def test_pieces_behind_a_prompt_are_its_continuation_space_and_all(spaced: Tokenizer) -> None:
     prompt, made = spaced.encode("the answer").ids, [5, 3, 6]
-    telling = Telling(spaced, (), prompt)
+    telling = TextStream(spaced, (), prompt)
     pieces = [telling.hear(made[:count], count == len(made)) for count in range(1, len(made) + 1)]
     assert pieces == [" is", " the", "s"] and telling.text == " is thes"
     assert spaced.decode(prompt + made) == "the answer" + "".join(pieces)
@@ -39,7 +39,7 @@ def test_pieces_behind_a_prompt_are_its_continuation_space_and_all(spaced: Token
 @pytest.mark.parametrize("stop", ["ab", "aab", "abab", "s", "is the", "a" * 1000])
 @pytest.mark.parametrize("text", ["aabaababab", "this is the", "a" * 1500, "b", ""])
 def test_held_back_is_the_longest_end_that_may_become_a_stop(stop: str, text: str) -> None:
-    telling = Telling(None, [stop])  # type: ignore[arg-type]
+    telling = TextStream(None, [stop])  # type: ignore[arg-type]
     telling.text = text
     assert telling._held() == max((n for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
 

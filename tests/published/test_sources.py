@@ -15,7 +15,7 @@ from benchmarks.published.sources import source_of
 from launcher.config.trainers import changed, profile
 from launcher.cost import predict
 from launcher.tables.canonical import COLUMNS, MeasuredRun, written
-from launcher.tables.validation import Judged, judge
+from launcher.tables.validation import PredictedRun, judge
 from tests.cost.machines import HARDWARE, cluster, layout, mixed
 from trainer.shared.run.schema import ModelConfig
 
@@ -26,7 +26,7 @@ TESTED = Path(__file__).parents[1]
 CELLS = {"gpus": "16", "tp": "1", "pp": "2", "mbs": "1", "gbs": "64"}
 
 
-def judged(raw: RawRow) -> Judged:
+def judged(raw: RawRow) -> PredictedRun:
     """What is predicted of a published row."""
     cells = {name: COLUMNS[name].read(written(value)) for name, value in canonical(raw).items()}
     return judge([MeasuredRun(raw.number, cells)], HARDWARE)[0]

@@ -71,6 +71,24 @@ def test_values_of_layout_keys_are_read_as_those_of_a_run(plan: Any, key: str, v
         assert plan(*SMALL, f"{key}={words}") == (2, "", f"error: {caught.value}\n")
 
 
+def test_a_recipes_own_layout_stands_beside_the_fastest(plan: Any) -> None:
+    document = json.loads(plan("recipe=llama31_8b", "--json", "layout.tensor=2")[1])
+    own, best = document["configured"], document["layouts"][0]
+    assert own["layout"]["tensor"] == 1 and own["layout"]["sharding"] == {"params": 8, "grads": 8, "optimizer": 8}
+    assert own["times_fastest"] == pytest.approx(own["step_time_s"] / best["step_time_s"]) and own["refused"] is None
+    there = json.loads(plan("recipe=llama31_8b", "--json", "--explain", own["name"])[1])
+    assert own["step_time_s"] == there["step_time_s"] and own["layout"] == there["layout"]
+    slower = 100 * (own["times_fastest"] - 1)
+    said = " ".join(plan("recipe=llama31_8b", "layout.tensor=2")[1].split())
+    assert f"{own['name']}: {own['step_time_s']:.4g} s, {abs(slower):.1f} % {'slower' if slower > 0 else 'faster'} than the first; " in said
+
+
+def test_a_recipes_layout_that_a_cluster_cannot_hold_says_why_and_no_layout_says_nothing(plan: Any) -> None:
+    code, printed, _ = plan("recipe=gpt3_175b", "cluster.nodes=12", "run.global_batch=1536")
+    assert code == 0 and "cannot be predicted here: layout.tensor=8 x layout.pipeline=8 = 64 ranks do not divide" in " ".join(printed.split())
+    assert json.loads(plan(*SMALL, "--json")[1])["configured"] is None
+
+
 def test_a_plan_says_whose_times_they_are_what_the_whole_run_takes_and_what_to_type_next(plan: Any) -> None:
     words = [*SMALL, "run.steps=7200", "cluster.price_per_gpu_hour=2.5", "layout.tensor=1,2"]
     document = json.loads(plan(*words, "--json")[1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from launcher.config.search import SearchConfig
-from launcher.search.policy import Policy, Price, SearchTrial, Small, Stop, TrialObservation
+from launcher.search.policy import Policy, ScaledDownPlan, SearchTrial, Stop, TrialCost, TrialObservation
 from launcher.search.steps import cannot_win
 from launcher.search.surrogate import Candidates
 from trainer.shared.records.outcome import Reason
@@ -186,7 +186,7 @@ class TestOnFewerNodes:
     """Trials of half the size, whose times are 0.9 of the full ones, but for one layout that does not scale."""
 
     planted = Planted(8, count=60, memory_factor=0.1)
-    small = Small(planted.candidates.parts * 0.9, planted.candidates.memory)
+    small = ScaledDownPlan(planted.candidates.parts * 0.9, planted.candidates.memory)
 
     def measure(self, trial: SearchTrial) -> TrialObservation:
         seconds = float(self.planted.seconds[trial.index])
@@ -229,7 +229,7 @@ class TestOnFewerNodes:
 
 def test_the_cut_is_the_best_time_in_the_trials_own_scale() -> None:
     planted = Planted(9, memory_factor=0.1)
-    policy = Policy(planted.candidates, SETTINGS, Small(planted.candidates.parts * 0.5, planted.candidates.memory))
+    policy = Policy(planted.candidates, SETTINGS, ScaledDownPlan(planted.candidates.parts * 0.5, planted.candidates.memory))
     first = policy.ask()[0]  # type: ignore[index]
     assert first.prune_above_s is None
     policy.tell(first, TrialObservation(1.0))
@@ -300,7 +300,7 @@ def test_of_two_equal_hopes_the_one_whose_failure_is_cheap_is_tried_first() -> N
     dear, cheap = np.ones(3), np.full(3, 0.01)
     asked = []
     for failed in (dear, cheap):
-        policy = Policy(some, SETTINGS, price=Price(np.ones(3), failed))
+        policy = Policy(some, SETTINGS, price=TrialCost(np.ones(3), failed))
         policy.tell(SearchTrial(0, False, None), TrialObservation(1.0))
         asked.append(policy.ask()[0].index)  # type: ignore[index]
     assert asked == [1, 2]

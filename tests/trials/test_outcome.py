@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.trials.job import JobState
-from launcher.trials.outcome import ROOT_CAUSES, Told, decide, silent_nodes
+from launcher.trials.outcome import ROOT_CAUSES, RankReports, decide, silent_nodes
 from trainer.shared.records.outcome import Reason, Status
 
 FAILED = JobState(Status.FAILED, None, "rank 0 exited with code 1")
@@ -56,7 +56,7 @@ def test_a_result_that_a_search_found_enough_is_still_that_after_its_launcher_di
     assert (verdict.status, verdict.reason, verdict.detail) == (Status.DONE, Reason.MEASURED, "words of the result")
 
 
-ALL = Told(tuple({"time": 10.0 + step} for step in range(5)), whole=True)
+ALL = RankReports(tuple({"time": 10.0 + step} for step in range(5)), whole=True)
 CRASHED = JobState(Status.FAILED, Reason.ERROR, "the job ended with exit code 1")
 
 
@@ -69,7 +69,7 @@ def test_a_rank_that_failed_while_another_went_on_was_no_part_of_what_that_one_m
 
 @pytest.mark.parametrize("told", [None, ALL], ids=["ours", "another trainer"])
 @pytest.mark.parametrize("ended", [12.5, 15.0])
-def test_a_rank_that_fails_in_its_shutdown_takes_no_measurement_away_and_is_named(told: Told | None, ended: float) -> None:
+def test_a_rank_that_fails_in_its_shutdown_takes_no_measurement_away_and_is_named(told: RankReports | None, ended: float) -> None:
     verdict = decide(0, CRASHED, result("done"), [failure(1, Reason.ERROR) | {"time": ended}], told)
     assert (verdict.status, verdict.reason, verdict.detail) == (
         Status.DONE, None, "after the last step: rank 1: words of 1; words of the result",
@@ -79,7 +79,7 @@ def test_a_rank_that_fails_in_its_shutdown_takes_no_measurement_away_and_is_name
 
 
 def test_clocks_that_are_set_do_not_decide_what_came_first_on_one_machine() -> None:
-    set_back = Told(tuple({"time": 10.0 - step, "clock": f"boot {step}"} for step in range(5)), whole=True)
+    set_back = RankReports(tuple({"time": 10.0 - step, "clock": f"boot {step}"} for step in range(5)), whole=True)
     early, late = ({"time": when, "clock": clock} for when, clock in ((99.0, "boot 0.5"), (1.0, "boot 9.0")))
     for said, status in ((early, Status.FAILED), (late, Status.DONE)):
         assert decide(0, CRASHED, result("done"), [failure(1, Reason.ERROR) | said], set_back).status is status
@@ -88,7 +88,7 @@ def test_clocks_that_are_set_do_not_decide_what_came_first_on_one_machine() -> N
 
 
 def test_fewer_steps_than_asked_for_are_no_measurement_where_a_rank_failed() -> None:
-    short = Told(ALL.lines, whole=False)
+    short = RankReports(ALL.lines, whole=False)
     assert decide(0, JobState(Status.DONE), result("done"), (), short).status is Status.DONE
     late = failure(1, Reason.ERROR) | {"time": 15.0}
     assert decide(0, CRASHED, result("done"), [late], short).status is Status.FAILED

@@ -22,7 +22,7 @@ from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import TrainConfig
 from trainer.step import Engine
 from trainer.tensor.dropout import DropoutKey
-from trainer.tensor.placed import Texts
+from trainer.tensor.placed import PackedTextStarts
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def test_packed_examples_train_what_single_ones_train_under_any_layout(
         torch.testing.assert_close(found[name], values, rtol=0, atol=1e-10 * float(values.abs().max()), msg=name)
 
 
-def logits(engine: Engine, rows: Tensor, texts: Texts | None) -> Tensor:
+def logits(engine: Engine, rows: Tensor, texts: PackedTextStarts | None) -> Tensor:
     """Of rows [s + 1, b]: [s, b, V]."""
     chunk = engine.rank.pipeline.chunks[0]
     with torch.no_grad(), chunk.noise.at(DropoutKey(texts=texts)):
@@ -69,7 +69,7 @@ def logits(engine: Engine, rows: Tensor, texts: Texts | None) -> Tensor:
 def test_an_example_is_read_alike_in_any_company_and_alone(data: dict[str, Any], model: dict[str, Any]) -> None:
     alone, together = engine_of(**run_of(data, False, model)), engine_of(**run_of(data, True, model))
     rows = torch.from_numpy(together.batches.dataset.batch(0, ROWS)).t().contiguous()
-    texts = Texts.of(rows)
+    texts = PackedTextStarts.of(rows)
     seen = logits(together, rows, texts)
     single = torch.from_numpy(alone.batches.dataset.batch(0, len(EXAMPLES))).t()
     expected = {example(single[:, n]): of_row for n, of_row in enumerate(logits(alone, single, None).unbind(1))}
@@ -80,7 +80,7 @@ def test_an_example_is_read_alike_in_any_company_and_alone(data: dict[str, Any],
                 length = min(len(words), len(seen) - first)
                 torch.testing.assert_close(seen[first : first + length, row], expected[words][:length], rtol=0, atol=1e-11)
                 others = torch.where((texts.starts[:, row] == first), rows[:-1, row], (rows[:-1, row] + 1) % 300)
-                changed = logits(together, torch.cat((others, rows[-1:, row]))[:, None], Texts(texts.starts[:, row : row + 1]))
+                changed = logits(together, torch.cat((others, rows[-1:, row]))[:, None], PackedTextStarts(texts.starts[:, row : row + 1]))
                 assert torch.equal(changed[first : first + length, 0], seen[first : first + length, row])
                 met += 1
     assert met == len(EXAMPLES)

@@ -25,7 +25,7 @@ COLUMNS = 32
 
 
 @dataclass
-class Memory:
+class KVCache:
     """The cache of some rows. ``padding`` [b] counts the padding on the left of each row; keys and values [b, g, C, d] are those of every
     block of this rank, by the block's local number: C columns are reserved, ``COLUMNS`` at a time, of which ``read`` are in use."""
 
@@ -67,38 +67,38 @@ class Memory:
         held[block][:, :, self.read : end] = new
         return held[block][:, :, :end]
 
-    def keep(self, rows: Tensor) -> Memory:
+    def keep(self, rows: Tensor) -> KVCache:
         """Returns the memory of some rows, by index, without the columns that are padding in all of them."""
         padding = self.padding[rows]
         spare = int(padding.min()) if len(rows) else 0
         keys, values = ({i: t[rows, :, spare : self.read] for i, t in held.items()} for held in (self.keys, self.values))
-        return Memory(padding - spare, self.read - spare, keys=keys, values=values)
+        return KVCache(padding - spare, self.read - spare, keys=keys, values=values)
 
-    def joined(self, other: Memory) -> Memory:
+    def joined(self, other: KVCache) -> KVCache:
         """Returns the memory of the rows of both, the shorter ones padded on the left."""
         read = max(self.read, other.read)
         a, b = self._widened(read), other._widened(read)
         keys, values = ({i: torch.cat((own[i], new[i])) for i in own} for own, new in ((a.keys, b.keys), (a.values, b.values)))
-        return Memory(torch.cat((a.padding, b.padding)), read, keys=keys, values=values)
+        return KVCache(torch.cat((a.padding, b.padding)), read, keys=keys, values=values)
 
-    def _widened(self, read: int) -> Memory:
+    def _widened(self, read: int) -> KVCache:
         more = read - self.read
         keys, values = ({i: F.pad(t[:, :, : self.read], (0, 0, more, 0)) for i, t in held.items()} for held in (self.keys, self.values))
-        return Memory(self.padding + more, read, keys=keys, values=values)
+        return KVCache(self.padding + more, read, keys=keys, values=values)
 
 
-class Reading:
+class CacheView:
     """The memory in use, and whether logits are needed after every token. Shared by all placed layers of a rank."""
 
     def __init__(self, device: torch.device):
         self.every = False
-        self.memory = Memory(torch.zeros(0, dtype=torch.long, device=device))
+        self.memory = KVCache(torch.zeros(0, dtype=torch.long, device=device))
 
 
 class CachedCore(nn.Module):
     """Attention over everything read so far. q [s, b, g q, d], k and v [s, b, g, d] -> [s, b, g q d]."""
 
-    def __init__(self, core: AttentionCore, block: int, reading: Reading):
+    def __init__(self, core: AttentionCore, block: int, reading: CacheView):
         super().__init__()
         self.alibi, self.heads, self.block, self.reading = core.alibi, core.heads, block, reading
         self.scale, self.cap, self.window = core.scale, core.cap, core.window
@@ -130,7 +130,7 @@ class CachedCore(nn.Module):
 class LastToken(nn.Module):
     """A head that computes logits after the last token only, unless ``reading.every``. [s, b, h] -> [1, b, V]."""
 
-    def __init__(self, head: nn.Module, reading: Reading):
+    def __init__(self, head: nn.Module, reading: CacheView):
         super().__init__()
         self.inner, self.reading = head, reading
 
@@ -139,7 +139,7 @@ class LastToken(nn.Module):
         return logits
 
 
-def place(part: nn.Module, reading: Reading) -> None:
+def place(part: nn.Module, reading: CacheView) -> None:
     """Replaces the layers of a model's part by ones that use ``reading``. The part can no longer be trained."""
     blocks = 0
     place_embeddings(part, lambda: reading.memory.positions())

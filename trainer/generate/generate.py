@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from trainer.generate.cache import Memory
+from trainer.generate.cache import KVCache
 from trainer.generate.sampling import Sampling, choose
 from trainer.generate.session import Session
 from trainer.shared.run.errors import ConfigError
@@ -74,7 +74,7 @@ class TextRow:
 
 
 @dataclass(frozen=True)
-class News:
+class RequestUpdate:
     """Changes that reached rank 0 since the last turn. ``over``: nothing more will come."""
 
     requests: Sequence[PromptRequest] = ()
@@ -82,7 +82,7 @@ class News:
     over: bool = False
 
 
-Hear = Callable[[bool], News]
+Hear = Callable[[bool], RequestUpdate]
 """Callback of rank 0 in each turn, and after rows have ended; its argument tells whether the decoder is idle, and then it may wait for up
 to a minute. A dropped row may still grow by a token."""
 Tell = Callable[[TextRow], object]
@@ -97,9 +97,9 @@ class Decoder:
         self.replicas, self.here = session.config.layout.data, session.rank.groups.at["data"]
         self.rows: list[TextRow] = []
         self.waiting: deque[PromptRequest] = deque()
-        self.memory: Memory | None = None  # cache of this replica's rows, in their order
+        self.memory: KVCache | None = None  # cache of this replica's rows, in their order
         self.most_cached = 0  # the most bytes of keys and values so far
-        self.heard: News | None = None  # on rank 0: news not yet sent
+        self.heard: RequestUpdate | None = None  # on rank 0: news not yet sent
         self.over = False
 
     def run(self, hear: Hear, tell: Tell) -> None:
@@ -116,7 +116,7 @@ class Decoder:
     def _learn(self, hear: Hear) -> None:
         """Sends the news of rank 0 to all ranks."""
         world, idle = self.session.world, not self.rows and not self.waiting
-        news: News = world.group.gather_objects((self.heard or hear(idle)) if world.rank == 0 else None)[0]
+        news: RequestUpdate = world.group.gather_objects((self.heard or hear(idle)) if world.rank == 0 else None)[0]
         self.heard, self.over = None, self.over or news.over
         self.waiting.extend(news.requests)
         self._drop(news.dropped)
@@ -202,13 +202,13 @@ def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 6
     """Completes all ``requests``; returns the completions in order, on rank 0. ``ConfigError`` for a prompt that cannot be completed."""
     check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.seq)
     made: dict[int, Completion] = {}
-    news = iter([News(requests, over=True)])
+    news = iter([RequestUpdate(requests, over=True)])
 
     def note(row: TextRow) -> None:
         made[row.request.number] = row.made
         tell(row)
 
-    Decoder(session, slots).run(lambda idle: next(news, News()), note)
+    Decoder(session, slots).run(lambda idle: next(news, RequestUpdate()), note)
     return [made[request.number] for request in requests] if session.world.rank == 0 else []
 
 

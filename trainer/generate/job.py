@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.comm.collectives import World
-from trainer.generate.generate import Completion, Decoder, News, PromptRequest, TextRow, check_prompts, check_texts
+from trainer.generate.generate import Completion, Decoder, PromptRequest, RequestUpdate, TextRow, check_prompts, check_texts
 from trainer.generate.harness import score
 from trainer.generate.ranks import world_of
 from trainer.generate.serve import serve
 from trainer.generate.session import Session
-from trainer.generate.telling import Printer, Telling, open_text
+from trainer.generate.telling import Printer, TextStream, open_text
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.records.outcome import Status
@@ -81,26 +81,26 @@ def complete(
     check_prompts(prompts, [command.tokens] * len(prompts), weights.seq)
     ends = frozenset(words.ends)
     requests = [PromptRequest(number, prompt, command.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
-    tellings = [Telling(words.tokenizer, command.stop, prompt) for prompt in prompts]
-    front = Front(requests, tellings, None if file is None else Printer(file, texts))
+    tellings = [TextStream(words.tokenizer, command.stop, prompt) for prompt in prompts]
+    front = PromptFrontend(requests, tellings, None if file is None else Printer(file, texts))
     session = Session(config, world, weights.load, weights.tune, command.task)
     Decoder(session, command.batch).run(front.hear, front.tell)
     return [front.plain(number, text) for number, text in enumerate(texts)] if world.rank == 0 else []
 
 
-class Front:
+class PromptFrontend:
     """Rank 0's end of a batch of prompts: gives requests to the decoder and receives their rows."""
 
-    def __init__(self, requests: Sequence[PromptRequest], tellings: Sequence[Telling], printer: Printer | None):
+    def __init__(self, requests: Sequence[PromptRequest], tellings: Sequence[TextStream], printer: Printer | None):
         self.requests, self.tellings, self.printer = requests, tellings, printer
         self.asked = False
         self.dropped: set[int] = set()
         self.made: dict[int, Completion] = {}
 
-    def hear(self, idle: bool) -> News:
+    def hear(self, idle: bool) -> RequestUpdate:
         requests, self.asked = ([] if self.asked else self.requests), True
         dropped, self.dropped = frozenset(self.dropped), set()
-        return News(requests, dropped, over=True)
+        return RequestUpdate(requests, dropped, over=True)
 
     def tell(self, row: TextRow) -> None:
         number, made = row.request.number, row.made

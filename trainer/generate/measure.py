@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trainer.generate.generate import Decoder, News, PromptRequest, TextRow, check_prompts
+from trainer.generate.generate import Decoder, PromptRequest, RequestUpdate, TextRow, check_prompts
 from trainer.generate.ranks import world_of
 from trainer.generate.server import percentiles
 from trainer.generate.session import Session
@@ -94,14 +94,14 @@ class OfferedLoad:
         self.round_began = 0.0
         self.rounds: list[tuple[float, list[TimedRequest]]] = []  # seconds, requests
 
-    def hear(self, idle: bool) -> News:
+    def hear(self, idle: bool) -> RequestUpdate:
         """Returns the requests that begin now."""
         if len(self.rounds) == self.steps:
-            return News(dropped=frozenset(self.open), over=True)
+            return RequestUpdate(dropped=frozenset(self.open), over=True)
         now = time.perf_counter()
         self.round_began = self.round_began or now
         due = {"static": self._batch, "closed": self._replacements, "open": self._arrivals}[self.asked.mode](now, idle)
-        return News([self._request(at, tokens) for at, tokens in due])
+        return RequestUpdate([self._request(at, tokens) for at, tokens in due])
 
     def _batch(self, now: float, idle: bool) -> list[tuple[float, int]]:
         return [(now, self.asked.output)] * (self.each if idle else 0)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO
 
 from trainer.comm.collectives import World
-from trainer.generate.generate import Decoder, News
+from trainer.generate.generate import Decoder, RequestUpdate
 from trainer.generate.ranks import alone
-from trainer.generate.server import Desk, open_server
+from trainer.generate.server import RequestBroker, open_server
 from trainer.generate.session import Session
 from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
@@ -57,10 +57,10 @@ def serve(
         server = open_server(command.host, command.port, folder.absolute().name, _secret(command.token_file))
     decoder = Decoder(Session(config, world, weights.load, weights.tune, command.task), command.batch)
     if server is None:
-        decoder.run(lambda idle: News(), lambda row: None)
+        decoder.run(lambda idle: RequestUpdate(), lambda row: None)
         return
     room = command.batch * decoder.replicas + command.queue
-    desk = server.desk = Desk(words, weights.seq, room, lambda: stop.is_set() or ended(), weights.tune.tasks)
+    desk = server.desk = RequestBroker(words, weights.seq, room, lambda: stop.is_set() or ended(), weights.tune.tasks)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"serving {command.model} on http://{command.host}:{server.server_port}/v1/completions", file=file, flush=True)
     decoder.run(desk.hear, desk.tell)

@@ -31,9 +31,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from trainer.data.text import TextTokens
-from trainer.generate.generate import Completion, News, PromptRequest, TextRow, check_prompts, check_texts
+from trainer.generate.generate import Completion, PromptRequest, RequestUpdate, TextRow, check_prompts, check_texts
 from trainer.generate.session import check_task
-from trainer.generate.telling import Telling
+from trainer.generate.telling import TextStream
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.stages import Sampling
@@ -56,12 +56,12 @@ MOST_LIKELIEST = 5
 
 
 @dataclass
-class Asked:
+class RequestState:
     """A prompt under way, the one at ``index`` of its request: its text so far, the events for its thread, and the times of its arrival and
     of its first and last token; in a streamed answer, the times at which these were sent."""
 
     request: PromptRequest
-    telling: Telling
+    telling: TextStream
     index: int
     events: queue.SimpleQueue[Event]  # of all prompts of the request
     arrived: float = field(default_factory=time.monotonic)
@@ -70,7 +70,7 @@ class Asked:
     made: Completion = field(default_factory=lambda: Completion([]))
 
 
-Event = tuple[Asked, str, str, int]
+Event = tuple[RequestState, str, str, int]
 """A prompt, a piece of its text, the way in which the text ended (empty: it continues), and its tokens so far."""
 
 
@@ -82,7 +82,7 @@ class HttpRefusal(Exception):
         self.status = status
 
 
-class Desk:
+class RequestBroker:
     """The exchange between the threads of clients and the decoder on rank 0. ``room``: the most prompts that wait or run at once;
     ``tasks``: the number of tasks that the model was tuned for."""
 
@@ -93,19 +93,19 @@ class Desk:
         self.closed = False  # the decoder takes no more requests
         self.new: list[PromptRequest] = []
         self.left: set[int] = set()  # names of abandoned requests
-        self.open: dict[int, Asked] = {}
+        self.open: dict[int, RequestState] = {}
         self.counts = {"completed": 0, "dropped": 0, "refused": 0}
         self.times: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # seconds to the first token, per further token
 
     # called by the decoder
 
-    def hear(self, idle: bool) -> News:
+    def hear(self, idle: bool) -> RequestUpdate:
         with self.changed:
             if idle and not self.new and not self.stopped():
                 self.changed.wait(IDLE_SECONDS)
             (new, self.new), (left, self.left) = (self.new, []), (self.left, set())
             self.closed = self.stopped()
-            return News(new, frozenset(left), over=self.closed)
+            return RequestUpdate(new, frozenset(left), over=self.closed)
 
     def tell(self, row: TextRow) -> None:
         with self.changed:
@@ -124,7 +124,7 @@ class Desk:
 
     # called by the threads of clients
 
-    def ask(self, body: Mapping[str, Any]) -> list[Asked]:
+    def ask(self, body: Mapping[str, Any]) -> list[RequestState]:
         """Accepts a request and returns its prompts. ``HttpRefusal`` if there is no room, ``ConfigError`` if it is wrong."""
         requests, stops = self._parsed({name: value for name, value in body.items() if value is not None})
         with self.changed:
@@ -134,14 +134,14 @@ class Desk:
                 self.counts["refused"] += 1
                 raise HttpRefusal(429, f"{len(self.open)} requests wait or run already; ask again later")
             events = queue.SimpleQueue[Event]()
-            tellings = [Telling(self.words.tokenizer, stops, request.prompt) for request in requests]
-            asked = [Asked(request, telling, index, events) for index, (request, telling) in enumerate(zip(requests, tellings))]
+            tellings = [TextStream(self.words.tokenizer, stops, request.prompt) for request in requests]
+            asked = [RequestState(request, telling, index, events) for index, (request, telling) in enumerate(zip(requests, tellings))]
             self.open |= {each.request.name: each for each in asked}
             self.new += requests
             self.changed.notify()
         return asked
 
-    def close(self, asked: Asked, whole: bool) -> None:
+    def close(self, asked: RequestState, whole: bool) -> None:
         """Closes a prompt whose client has the ``whole`` answer or is gone."""
         with self.changed:
             del self.open[asked.request.name]
@@ -222,7 +222,7 @@ class HttpServer(ThreadingHTTPServer):
 
     request_queue_size = 512
     daemon_threads = True
-    desk: Desk
+    desk: RequestBroker
     model = ""
     secret: str | None = None
     answering = 0
@@ -335,7 +335,7 @@ class Handler(BaseHTTPRequestHandler):
             for each in asked:
                 self.server.desk.close(each, whole)
 
-    def _whole(self, asked: Sequence[Asked], body: Mapping[str, Any]) -> None:
+    def _whole(self, asked: Sequence[RequestState], body: Mapping[str, Any]) -> None:
         how: dict[int, str] = {}
         while len(how) < len(asked):
             each, _, ended, _ = self._event(asked)
@@ -343,7 +343,7 @@ class Handler(BaseHTTPRequestHandler):
         choices = [self._choice(each, body, each.telling.text, how[each.index]) for each in asked]
         self._json(200, self._answer(asked, choices, usage=True))
 
-    def _stream(self, asked: Sequence[Asked], body: Mapping[str, Any]) -> None:
+    def _stream(self, asked: Sequence[RequestState], body: Mapping[str, Any]) -> None:
         event = self._event(asked)
         self._send(200, "Content-Type: text/event-stream")
         sent, before, left = [list[float]() for _ in asked], [0] * len(asked), len(asked)
@@ -363,7 +363,7 @@ class Handler(BaseHTTPRequestHandler):
             self._say(self._answer(asked, [], usage=True))
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def _event(self, asked: Sequence[Asked]) -> Event:
+    def _event(self, asked: Sequence[RequestState]) -> Event:
         """Waits for the next event; ``ConnectionError`` if the client disconnects meanwhile."""
         while True:
             if time.monotonic() > self.looked + IDLE_SECONDS:
@@ -380,14 +380,14 @@ class Handler(BaseHTTPRequestHandler):
     def _say(self, data: Mapping[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(data)}\n\n".encode())
 
-    def _answer(self, asked: Sequence[Asked], choices: list[dict[str, Any]], usage: bool = False) -> dict[str, Any]:
+    def _answer(self, asked: Sequence[RequestState], choices: list[dict[str, Any]], usage: bool = False) -> dict[str, Any]:
         data = {"id": f"cmpl-{asked[0].request.name}", "object": "text_completion", "created": int(time.time()), "model": self.server.model}
         read, made = sum(len(each.request.prompt) for each in asked), sum(len(each.made.tokens) for each in asked)
         counts = {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
         return data | {"choices": choices} | ({"usage": counts} if usage else {})
 
     def _choice(
-        self, asked: Asked, body: Mapping[str, Any], text: str, ended: str, first: int = 0, end: int | None = None
+        self, asked: RequestState, body: Mapping[str, Any], text: str, ended: str, first: int = 0, end: int | None = None
     ) -> dict[str, Any]:
         """Returns a choice of the answer: a text, made of the tokens from ``first`` to ``end``."""
         told = None

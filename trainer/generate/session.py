@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainer.build import build_rank
 from trainer.comm.collectives import World
-from trainer.generate.cache import Memory, Reading, place
+from trainer.generate.cache import CacheView, KVCache, place
 from trainer.models.attention import capped
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.pipeline.runtime import Boundary
@@ -38,7 +38,7 @@ def for_inference(config: ResolvedTrainConfig) -> ResolvedTrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class TokenRows:
     """Tokens [s, b] on their way through the pipeline (``trainer.pipeline.runtime.Batch``)."""
 
     rows: Tensor
@@ -76,7 +76,7 @@ class Session:
         self.rank.state.publish_updates()
         self.rank.state.settle()
         self.pipeline = ForwardPipeline.of(self.rank.pipeline, self.rank.recorder)
-        self.reading = Reading(world.device)
+        self.reading = CacheView(world.device)
         for chunk in self.pipeline.chunks:
             place(chunk.model, self.reading)
 
@@ -86,11 +86,11 @@ class Session:
         at, layout = self.rank.groups.at, self.config.layout
         return at["pipeline"] == layout.pipeline - 1 and at["tensor"] == 0
 
-    def begin(self, padding: Sequence[int]) -> Memory:
+    def begin(self, padding: Sequence[int]) -> KVCache:
         """Returns an empty memory of rows with that many tokens of padding on their left."""
-        return Memory(torch.tensor(padding, device=self.world.device))
+        return KVCache(torch.tensor(padding, device=self.world.device))
 
-    def read(self, memory: Memory, tokens: Sequence[Sequence[int]], tasks: Sequence[int | None] = ()) -> Tensor | None:
+    def read(self, memory: KVCache, tokens: Sequence[Sequence[int]], tasks: Sequence[int | None] = ()) -> Tensor | None:
         """Returns logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. ``tasks`` are those of
         new texts, if not the session's. Collective over the replica."""
         if self.virtual and not memory.read:
@@ -112,7 +112,7 @@ class Session:
         """Returns the placeholders of a text's virtual tokens: its task, repeated (``trainer.models.tuned.Prompts``)."""
         return [self.task if task is None else task] * self.virtual
 
-    def _forward(self, memory: Memory, tokens: Sequence[Sequence[int]]) -> Tensor | None:
+    def _forward(self, memory: KVCache, tokens: Sequence[Sequence[int]]) -> Tensor | None:
         rows = torch.tensor(tokens, device=self.world.device)
         self.reading.memory = memory
         memory.expect(rows.shape[1])
@@ -126,7 +126,7 @@ class Session:
         shapes = boundary_shapes(rows.shape[1], rows.shape[0], self.config.model.hidden)
         rank.recorder.begin()
         self.pipeline.boundary = Boundary.of(shapes, rank.region, rank.precision.compute, self.world.device)
-        outputs = self.pipeline.losses_of(Words(rows.t(), self.config.model.logit_cap))
+        outputs = self.pipeline.losses_of(TokenRows(rows.t(), self.config.model.logit_cap))
         return self._whole(outputs[0]) if outputs else None
 
     def _whole(self, logits: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ HALF = "\ufffd"
 """The decoding of an incomplete character."""
 
 
-class Telling:
+class TextStream:
     """The text of one completion after its prompt. A piece is released once its characters are complete and cannot be part of a stop text;
     the text ends at one of ``stops``."""
 

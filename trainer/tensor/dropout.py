@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer.state.parameters import hash_of
 from trainer.tensor.layers import Region
-from trainer.tensor.placed import Texts
+from trainer.tensor.placed import PackedTextStarts
 from trainer.tensor.traced import kept, numbered
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
@@ -30,7 +30,7 @@ class DropoutKey:
 
     step: int = 0
     first_row: int = 0  # of the micro-batch, in the global batch
-    texts: Texts | None = None  # in packed rows
+    texts: PackedTextStarts | None = None  # in packed rows
 
 
 def stamp_of(key: DropoutKey) -> Tensor:
@@ -45,7 +45,7 @@ class Noise:
         self.seed, self.key = seed, DropoutKey()
         self.stamp = stamp_of(self.key)
 
-    def texts(self) -> Texts:
+    def texts(self) -> PackedTextStarts:
         """Returns the texts of the micro-batch, whose rows are packed."""
         assert self.key.texts is not None
         return self.key.texts

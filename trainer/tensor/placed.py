@@ -14,13 +14,13 @@ from trainer.tensor.layers import ShardedPositionEmbedding
 
 
 @dataclass(frozen=True)
-class Texts:
+class PackedTextStarts:
     """The starts of a micro-batch's texts: for each token [s, b] the first column of its text."""
 
     starts: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor) -> Texts:
+    def of(cls, rows: Tensor) -> PackedTextStarts:
         """Finds the texts of packed ``rows`` [s + 1, b], in which positions without a target hold ~token_id: a text ends with a target, and
         the next one begins without. Padding counts as a text."""
         here = rows[:-1]
@@ -78,7 +78,7 @@ def place_embeddings(part: nn.Module, positions: Callable[[], Tensor]) -> None:
                 setattr(parent, name, PlacedPositions(child, positions))
 
 
-def separate_texts(part: nn.Module, texts: Callable[[], Texts]) -> None:
+def separate_texts(part: nn.Module, texts: Callable[[], PackedTextStarts]) -> None:
     """Makes each text of a row begin at position 0 and attend only to itself. A linear bias (ALiBi) only knows distances, and stays."""
     place_embeddings(part, lambda: texts().positions)
     for core in part.modules():

@@ -55,11 +55,11 @@ def work() -> int:
     node = Node(range(index * per_node, min((index + 1) * per_node, world)))
     signal.signal(signal.SIGTERM, node.terminate)
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # where provision.py lies; an image may set PYTHONSAFEPATH
-    from provision import Unprovided, provide  # type: ignore[import-not-found]
+    from provision import CannotStart, provide  # type: ignore[import-not-found]
 
     try:
         node.remark = provide(node.say, lambda: node.told_to_end)
-    except Unprovided as error:
+    except CannotStart as error:
         return node.refuse(str(error))
     pods = -(-world // per_node)
     if pods > 1:

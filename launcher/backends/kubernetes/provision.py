@@ -25,7 +25,7 @@ PACKAGE = "trainer"
 Say = Callable[[str], None]
 
 
-class Unprovided(Exception):
+class CannotStart(Exception):
     """Raised if the ranks cannot start; ``str(error)`` says why and what to do."""
 
 
@@ -54,7 +54,7 @@ def sources(package: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def provide(say: Say, told_to_end: Callable[[], bool]) -> str:
-    """Everything that the environment asks for; a remark for the trial's record, or nothing. ``Unprovided`` if it cannot be had."""
+    """Everything that the environment asks for; a remark for the trial's record, or nothing. ``CannotStart`` if it cannot be had."""
     remark = _ship() if "TRIREME_CODE_DIR" in os.environ else _compare()
     if remark:
         say(remark)
@@ -81,7 +81,7 @@ def _compare() -> str:
         sys.path.insert(0, os.getcwd())  # as for the ranks
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise Unprovided(
+        raise CannotStart(
             f"the image has no Python package '{PACKAGE}' that {sys.executable} finds; use cluster.code=snapshot, which "
             f"ships the launcher's, "
             "or an image of deploy/Dockerfile"
@@ -107,7 +107,7 @@ def _prepare(say: Say, told_to_end: Callable[[], bool]) -> None:
     reader.join()
     if process.returncode and not told_to_end():
         last = lines[-1] if lines else f"exit code {process.returncode}"
-        raise Unprovided(f"the corpus could not be prepared in the pod: {last.removeprefix('error: ')}")
+        raise CannotStart(f"the corpus could not be prepared in the pod: {last.removeprefix('error: ')}")
 
 
 def _listen(stream: IO[bytes], say: Say, lines: list[str]) -> None:

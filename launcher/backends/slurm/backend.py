@@ -13,7 +13,7 @@ from launcher.backends.contract import Backend, BackendError, Request
 from launcher.backends.slurm import container
 from launcher.backends.slurm.client import Client, submission_environment
 from launcher.backends.slurm.cluster import SlurmCluster
-from launcher.backends.slurm.errors import Refused, Silent, absent, complaint, own_complaint, unanswered
+from launcher.backends.slurm.errors import SchedulerUnavailable, SubmissionRejected, absent, complaint, own_complaint, unanswered
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.plan import SlurmJobPlan
 from launcher.backends.slurm.script import check_setup, job_script
@@ -68,9 +68,9 @@ class SlurmBackend(Backend):
             client.test(script, self._environment(job))
         except ConfigError as error:
             return str(error)
-        except Silent:
+        except SchedulerUnavailable:
             return None
-        except Refused as error:
+        except SubmissionRejected as error:
             return _try_in_vain(client, script, self._environment(job)) if error.may_pass else str(error)
         return None
 
@@ -105,10 +105,10 @@ class SlurmBackend(Backend):
         """Returns the answer of ``sbatch --test-only``: when and where the job would start."""
         try:
             return self._client.test(request.text, self._environment(request.job))
-        except Refused as error:
+        except SubmissionRejected as error:
             passing = ", which it also says while nodes are down or busy" if error.may_pass else ""
             raise ConfigError(f"{error}{passing}") from None
-        except Silent as error:
+        except SchedulerUnavailable as error:
             raise BackendError(f"{error}; ask again later") from None
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
@@ -128,9 +128,9 @@ class SlurmBackend(Backend):
         """Asks Slurm's scheduler, which counts nodes that are down as missing, and those that are busy as there."""
         try:
             self._client.test(self.render(job).text, self._environment(job))
-        except Refused:
+        except SubmissionRejected:
             return False
-        except Silent:
+        except SchedulerUnavailable:
             return True  # the submission will wait for an answer
         return True
 
@@ -138,7 +138,7 @@ class SlurmBackend(Backend):
         nodes = options(SlurmJobPlan(job)).get("exclude") or ""
         try:
             self._client.output("scontrol", "update", f"JobId={handle['job_id']}", f"ExcNodeList={nodes}")
-        except (Refused, Silent):
+        except (SubmissionRejected, SchedulerUnavailable):
             return False
         return True
 
@@ -184,11 +184,11 @@ def _try_in_vain(client: Client, script: str, environment: Mapping[str, str]) ->
     empty, name = script.partition("\n\n")[0] + "\nexit\n", f"trireme-test-{uuid.uuid4().hex[:8]}"
     try:
         client.output("sbatch", "--begin=now+1day", "--parsable", f"--job-name={name}", text=empty, environment=environment)
-    except Refused as error:
+    except SubmissionRejected as error:
         return str(error)
-    except Silent:
+    except SchedulerUnavailable:
         pass  # it may have been submitted all the same
-    with suppress(Refused, Silent):
+    with suppress(SubmissionRejected, SchedulerUnavailable):
         client.output("scancel", f"--name={name}")
     return None
 

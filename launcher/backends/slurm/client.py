@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from launcher.backends.contract import BackendError
 from launcher.backends.slurm.cluster import SlurmCluster
-from launcher.backends.slurm.errors import Full, Refused, Silent, explain
+from launcher.backends.slurm.errors import QueueFull, SchedulerUnavailable, SubmissionRejected, explain
 from launcher.backends.waiting import pause_unless
 from trainer.shared.run.errors import ConfigError
 
@@ -76,7 +76,8 @@ class Client:
         self.hurried = False  # every question is asked once; a plain flag, which a signal handler may set
 
     def output(self, *command: str, text: str = "", environment: Mapping[str, str] | None = None) -> str:
-        """Standard output, with ``text`` as standard input. ``Silent`` when Slurm cannot be asked now, ``Refused`` when it says no."""
+        """Standard output, with ``text`` as standard input. ``SchedulerUnavailable`` when Slurm cannot be asked now, ``SubmissionRejected``
+        when it says no."""
         return self._run(command, text, environment).stdout
 
     def test(self, script: str, environment: Mapping[str, str]) -> str:
@@ -90,17 +91,17 @@ class Client:
                 input=text, timeout=ANSWER_SECONDS, start_new_session=True,  # a Ctrl-C is for us: the answer is still wanted
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise Silent(f"Slurm cannot be reached: {command[0]} did not answer within {ANSWER_SECONDS:g} s") from None
+            raise SchedulerUnavailable(f"Slurm cannot be reached: {command[0]} did not answer within {ANSWER_SECONDS:g} s") from None
         if done.returncode:
             raise explain(done.stderr, self.cluster)
         return done
 
     def answer(self, *command: str) -> str:
-        """Standard output of a question. There is nothing to refuse about one: ``Silent`` whatever is wrong."""
+        """Standard output of a question. There is nothing to refuse about one: ``SchedulerUnavailable`` whatever is wrong."""
         try:
             return self.output(*command)
-        except Refused as error:
-            raise Silent(str(error).replace("refused the job", "cannot be asked", 1)) from None
+        except SubmissionRejected as error:
+            raise SchedulerUnavailable(str(error).replace("refused the job", "cannot be asked", 1)) from None
 
     @cached_property
     def configuration(self) -> dict[str, str]:
@@ -124,18 +125,19 @@ class Client:
         """Ends jobs, or takes them back from the queue; unknown and ended ones are ignored."""
         words = together(ids)
         for start in range(0, len(words), _WORDS_OF_ONE_COMMAND):
-            with suppress(Refused):
+            with suppress(SubmissionRejected):
                 self.patiently(partial(self.output, "scancel", *words[start : start + _WORDS_OF_ONE_COMMAND]))
 
     def patiently(self, ask: Callable[[], T]) -> T:
-        """Repeats ``ask()`` while Slurm is silent. Raises ``BackendError`` if that lasts or nobody waits any more, ``Full`` at once."""
+        """Repeats ``ask()`` while Slurm is silent. Raises ``BackendError`` if that lasts or nobody waits any more, ``QueueFull`` at
+        once."""
         pause, begin = 1.0, time.monotonic()
         while True:
             try:
                 return ask()
-            except Full:
+            except QueueFull:
                 raise
-            except Silent as error:
+            except SchedulerUnavailable as error:
                 if self.hurried:
                     raise BackendError(str(error)) from None
                 if time.monotonic() > begin + _PATIENCE_SECONDS:
@@ -157,7 +159,7 @@ class Client:
             raise ConfigError(f"SLURM_CONF={named} does not exist; correct or unset it")
         try:
             self.max_array_size  # noqa: B018 - asks the controller
-        except Silent as error:
+        except SchedulerUnavailable as error:
             raise ConfigError(f"{error}; once it answers, start the same command again") from None
 
 

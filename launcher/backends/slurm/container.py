@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.backends.slurm.client import Client
 from launcher.backends.slurm.cluster import SlurmCluster
-from launcher.backends.slurm.errors import Silent
+from launcher.backends.slurm.errors import SchedulerUnavailable
 from launcher.config.mounts import Mount, parse_mount
 from launcher.config.schema import ContainerConfig
 from trainer.shared.run.errors import ConfigError
@@ -83,7 +83,7 @@ def check(cluster: SlurmCluster, client: Client) -> None:
 def _check_pyxis(cluster: SlurmCluster, client: Client) -> None:
     try:
         known = client.answer("srun", "--help")
-    except Silent as error:
+    except SchedulerUnavailable as error:
         raise ConfigError(f"cluster.container.runtime=pyxis, but srun fails here: {error}") from None
     if "--container-image" not in known:
         raise ConfigError(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from launcher.backends.slurm.cluster import SlurmCluster
 
 
-class Refused(RuntimeError):
+class SubmissionRejected(RuntimeError):
     """Slurm says no. ``str(error)`` is one plain line. ``may_pass``: with words that it also has for nodes that are only down or busy."""
 
     def __init__(self, words: str, may_pass: bool = False):
@@ -19,15 +19,15 @@ class Refused(RuntimeError):
         self.may_pass = may_pass
 
 
-class Silent(RuntimeError):
+class SchedulerUnavailable(RuntimeError):
     """Slurm cannot be asked just now, or takes no job just now. ``str(error)`` is one plain line."""
 
 
-class NoArray(Refused):
+class NoArray(SubmissionRejected):
     """Slurm takes no array of so many jobs; it may take fewer, or jobs that are in none."""
 
 
-class Full(Silent):
+class QueueFull(SchedulerUnavailable):
     """Slurm plainly took no job, and takes one when there are fewer."""
 
 
@@ -133,16 +133,16 @@ _SITES_QOS = "the quality of service that this site gives a job without cluster.
 _MAY_PASS = r"node configuration is not available|Requested nodes are busy|Required node not available"
 
 
-def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
+def explain(words: str, cluster: SlurmCluster) -> SubmissionRejected | SchedulerUnavailable:
     """Explains Slurm's error output in terms of ``cluster``."""
     text = plain(words)
     for pattern, cause in SILENCE:
         if pattern in words:
             said = plain(next(line for line in words.splitlines() if pattern in line))
-            return Silent(f"Slurm cannot be reached: {cause} ({said})")
+            return SchedulerUnavailable(f"Slurm cannot be reached: {cause} ({said})")
     for pattern, cause in FULL:
         if full := next((line for line in words.splitlines() if re.search(pattern, line)), None):
-            return Full(f"Slurm takes no more jobs for now: {cause} ({plain(full)})")
+            return QueueFull(f"Slurm takes no more jobs for now: {cause} ({plain(full)})")
     if "job array spec" in words:
         return NoArray(f"Slurm refused the array of jobs ({text}); `scontrol show config` shows its MaxArraySize")
     for pattern, cause, remedy in REFUSALS:
@@ -150,10 +150,10 @@ def explain(words: str, cluster: SlurmCluster) -> Refused | Silent:
             values = {name: "null" if value is None else value for name, value in vars(cluster).items()}
             may_pass = re.search(_MAY_PASS, words) is not None
             told = cause.format(**values, words=text).replace("cluster.qos=null", _SITES_QOS)
-            return Refused(f"Slurm refused the job: {told}; {remedy}", may_pass)
+            return SubmissionRejected(f"Slurm refused the job: {told}; {remedy}", may_pass)
     if not text:  # a no has words; without any, the command was ended, and what came of it is not known
-        return Silent("Slurm cannot be reached: its command ended without a word")
-    return Refused(f"Slurm refused the job, saying: {text}; correct what it names under cluster")
+        return SchedulerUnavailable("Slurm cannot be reached: its command ended without a word")
+    return SubmissionRejected(f"Slurm refused the job, saying: {text}; correct what it names under cluster")
 
 
 _COMPLAINT = re.compile(r"\berror: |\bfatal: |level=(error|fatal)", re.IGNORECASE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import IntEnum
 
-from launcher.backends.slurm.errors import Silent, plain
+from launcher.backends.slurm.errors import SchedulerUnavailable, plain
 from launcher.trials.job import JobState
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import EXIT_STOPPED
@@ -95,7 +95,7 @@ HINTS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class QueueEntry:
     """Holds one job's entry of squeue or sacct."""
 
     name: str
@@ -108,14 +108,14 @@ class Row:
     exit_signal: int = 0
     ended_at: float | None = None
     steps: frozenset[str] = field(default=frozenset())  # states of its steps
-    runs: tuple[Row, ...] = ()  # earlier ones, of the job's restarts; by the accounting
+    runs: tuple[QueueEntry, ...] = ()  # earlier ones, of the job's restarts; by the accounting
 
     @property
     def ended(self) -> bool:
         return self.state == "FAILED" or self.state in ENDED
 
 
-def judge(row: Row, attempt: int) -> JobState:
+def judge(row: QueueEntry, attempt: int) -> JobState:
     """The state of the job of ``row``, whose last start was ``attempt`` of its trial."""
     if row.state in WAITING or not (row.ended or row.state in ACTIVE):
         if (why := _never(row.reason)) is not None:
@@ -129,13 +129,13 @@ def judge(row: Row, attempt: int) -> JobState:
     return _end(row, _verdict(row), attempt)
 
 
-def earlier(runs: Sequence[Row], first: int, newest: int) -> tuple[JobState, ...]:
+def earlier(runs: Sequence[QueueEntry], first: int, newest: int) -> tuple[JobState, ...]:
     """Returns the ends of attempts from ``first`` on that Slurm followed by another; ``newest`` is the last."""
     numbered = [(first + number, run) for number, run in enumerate(runs) if run.started is not None]
     return tuple(_end(run, _verdict(run) if run.ended else _BEGUN_ANEW, attempt) for attempt, run in numbered if attempt < newest)
 
 
-def _end(row: Row, verdict: tuple[Status, Reason | None, str], attempt: int) -> JobState:
+def _end(row: QueueEntry, verdict: tuple[Status, Reason | None, str], attempt: int) -> JobState:
     status, reason, detail = verdict
     where = f" ({row.nodes})" if row.nodes and status is not Status.DONE else ""
     return JobState(status, reason, detail + where, row.started, tuple(expand(row.nodes)), row.ended_at, attempt)
@@ -158,7 +158,7 @@ def waits_for(reason: str) -> str:
     return f"waits: {reason}" + next((f" ({words})" for pattern, words in HINTS if re.match(pattern, reason)), "")
 
 
-def _verdict(row: Row) -> tuple[Status, Reason | None, str]:
+def _verdict(row: QueueEntry) -> tuple[Status, Reason | None, str]:
     if (row.state, row.reason) in _AFTER_A_FAILURE:
         return Status.FAILED, *NEVER["DependencyNeverSatisfied"]
     if row.state in ENDED:
@@ -182,18 +182,19 @@ ACCOUNT_FIELDS = ("JobID", "JobName", "State", "ExitCode", "Start", "End", "Node
 _IDENTIFIER = re.compile(r"\d+[\w.+\[\],%-]*")
 
 
-def read_queue(text: str) -> dict[str, Row]:
-    """Rows of ``squeue --array --Format`` with ``QUEUE_FIELDS``, by job id (12_3). ``Silent`` when no line is a row."""
+def read_queue(text: str) -> dict[str, QueueEntry]:
+    """Rows of ``squeue --array --Format`` with ``QUEUE_FIELDS``, by job id (12_3). ``SchedulerUnavailable`` when no line is a row."""
     rows = {}
     for identifier, name, state, reason, start, nodes, restarts, code in _cells("squeue", text, len(QUEUE_FIELDS)):
         status = _number(code)  # as of wait(2)
-        rows[identifier] = Row(name, state, reason, _seconds(start), nodes, _number(restarts), status >> 8, status & 127)
+        rows[identifier] = QueueEntry(name, state, reason, _seconds(start), nodes, _number(restarts), status >> 8, status & 127)
     return rows
 
 
-def read_accounts(text: str) -> dict[str, Row]:
-    """Returns rows of ``sacct --duplicates``, by job id: the last run of each, with the number before. Raises ``Silent`` without any."""
-    rows: dict[str, Row] = {}
+def read_accounts(text: str) -> dict[str, QueueEntry]:
+    """Returns rows of ``sacct --duplicates``, by job id: the last run of each, with the number before. Raises ``SchedulerUnavailable``
+    without any."""
+    rows: dict[str, QueueEntry] = {}
     for identifier, name, words, code, start, end, nodes, why in _cells("sacct", text, len(ACCOUNT_FIELDS)):
         job, _, step = identifier.partition(".")
         state, before = BY_SLURM if words == "CANCELLED" else words.split(" ")[0], rows.get(job)
@@ -203,18 +204,19 @@ def read_accounts(text: str) -> dict[str, Row]:
             runs = (*before.runs, before) if before is not None and before.name == name else ()  # else an older job with the same id
             exit_code, _, exit_signal = code.partition(":")
             nodes = "" if nodes == "None assigned" else nodes
-            rows[job] = Row(
+            rows[job] = QueueEntry(
                 name, state, why, _seconds(start), nodes, len(runs), _number(exit_code), _number(exit_signal), _seconds(end), runs=runs
             )
     return rows
 
 
 def _cells(command: str, text: str, columns: int) -> list[list[str]]:
-    """Splits lines that are rows; a site's commands may print others. Raises ``Silent`` without rows: jobs would count as lost."""
+    """Splits lines that are rows; a site's commands may print others. Raises ``SchedulerUnavailable`` without rows: jobs would count as
+    lost."""
     lines = [[part.strip() for part in line.split("|")[:columns]] for line in text.splitlines()]
     rows = [parts for parts in lines if len(parts) == columns and _IDENTIFIER.fullmatch(parts[0])]
     if text.strip() and not rows:
-        raise Silent(f"the answer of {command} cannot be read: {plain(text)[:80]!r}")
+        raise SchedulerUnavailable(f"the answer of {command} cannot be read: {plain(text)[:80]!r}")
     return rows
 
 

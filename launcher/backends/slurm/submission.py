@@ -28,7 +28,7 @@ from typing import IO, Any, TypeVar
 
 from launcher.backends.contract import BackendError, NoRoom, Request
 from launcher.backends.slurm.client import ANSWER_SECONDS, Client, job_ids, submission_environment
-from launcher.backends.slurm.errors import Full, NoArray, Refused, Silent, explain, plain
+from launcher.backends.slurm.errors import NoArray, QueueFull, SchedulerUnavailable, SubmissionRejected, explain, plain
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.plan import SlurmJobPlan
 from launcher.backends.slurm.script import array_script
@@ -50,8 +50,8 @@ _EARLIER_SECONDS = 60.0
 
 
 def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[[], bool]) -> subprocess.CompletedProcess[str]:
-    """Returns sbatch's answer to ``array.sh`` in ``folder``. Raises ``Silent`` if it outlives ``given_up``, or hangs and is killed. It has
-    a session of its own: a Ctrl-C must not leave a job that nobody knows of."""
+    """Returns sbatch's answer to ``array.sh`` in ``folder``. Raises ``SchedulerUnavailable`` if it outlives ``given_up``, or hangs and is
+    killed. It has a session of its own: a Ctrl-C must not leave a job that nobody knows of."""
     command = ["flock", str(folder / "lock"), "sbatch", "--parsable", str(folder / "array.sh")]
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -65,10 +65,10 @@ def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[
         except subprocess.TimeoutExpired:
             left -= _LOOK_SECONDS if given_up() else 0.0
         if left <= 0:
-            raise Silent("sbatch has not ended yet; the next start asks the queue for what it submits")
+            raise SchedulerUnavailable("sbatch has not ended yet; the next start asks the queue for what it submits")
         if time.monotonic() - begin > _SUBMISSION_SECONDS:
             _kill_session(process)
-            raise Silent(f"Slurm cannot be reached: sbatch did not answer within {_SUBMISSION_SECONDS:g} s")
+            raise SchedulerUnavailable(f"Slurm cannot be reached: sbatch did not answer within {_SUBMISSION_SECONDS:g} s")
 
 
 def _kill_session(process: subprocess.Popen[str]) -> None:
@@ -96,7 +96,7 @@ class Submission:
                 try:
                     handles |= self._submit_together(group[:size], code, size > 1)
                     group = group[size:]
-                except Full as error:  # a limit counts each trial of an array: there may be room for fewer
+                except QueueFull as error:  # a limit counts each trial of an array: there may be room for fewer
                     if len(group[:size]) == 1:
                         raise NoRoom(str(error)) from None
                     size = len(group[:size]) // 2
@@ -114,7 +114,7 @@ class Submission:
         return {job.name: _handle(job, intent, known) for job, intent in intents if (known := ids[intent["array"]]) is not None}
 
     def _submit_together(self, requests: Sequence[Request], code: str, as_array: bool) -> dict[str, Handle]:
-        """Records the intent, submits, and records the id. ``Full`` and ``NoArray`` leave nothing. One request needs no array."""
+        """Records the intent, submits, and records the id. ``QueueFull`` and ``NoArray`` leave nothing. One request needs no array."""
         jobs = [request.job for request in requests]
         of_stage = f"-{jobs[0].trial}" if jobs[0].stage else ""
         name = f"trireme-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
@@ -130,10 +130,10 @@ class Submission:
         write_text(folder / "array.sh", array_script(name, jobs, after, as_array))
         try:
             identifier = self.client.patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
-        except (Refused, Full) as error:
+        except (SubmissionRejected, QueueFull) as error:
             for job in jobs:
                 _intent_path(job).unlink(missing_ok=True)
-            if isinstance(error, Refused) and not isinstance(error, NoArray):
+            if isinstance(error, SubmissionRejected) and not isinstance(error, NoArray):
                 raise ConfigError(str(error)) from None
             shutil.rmtree(folder)  # there may be many of these
             raise
@@ -142,11 +142,12 @@ class Submission:
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
     def _sbatch(self, folder: Path, job: Job) -> str:
-        """Returns Slurm's id. Raises ``Refused`` for a plain no alone: other answers may hide a job, for which ``_known`` asks."""
+        """Returns Slurm's id. Raises ``SubmissionRejected`` for a plain no alone: other answers may hide a job, for which ``_known``
+        asks."""
         environment = submission_environment(os.environ, options(SlurmJobPlan(job)))
         done = submit_script(folder, environment, lambda: self.client.hurried)
         if done.returncode < 0 or done.returncode > 128:  # flock returns 128 and the number of the signal
-            raise Silent("sbatch was killed before it said whether it submitted the job")
+            raise SchedulerUnavailable("sbatch was killed before it said whether it submitted the job")
         if done.returncode:
             raise explain(done.stderr, self.client.cluster)
         ids = job_ids(done.stdout)
@@ -173,14 +174,15 @@ class Submission:
         return identifier
 
     def _await(self, lock: IO[str]) -> None:
-        """Returns when no sbatch holds ``lock``: one that outlived its launcher may still be at it. ``Silent`` when that takes long."""
+        """Returns when no sbatch holds ``lock``: one that outlived its launcher may still be at it. ``SchedulerUnavailable`` when that
+        takes long."""
         begin = time.monotonic()
         while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             if time.monotonic() - begin > (_GRACE_SECONDS if self.client.hurried else _EARLIER_SECONDS):
-                raise Silent("an sbatch that an earlier start ran has not ended yet")
+                raise SchedulerUnavailable("an sbatch that an earlier start ran has not ended yet")
             time.sleep(_LOOK_SECONDS)
 
     def _in_accounts(self, name: str) -> str | None:
@@ -193,10 +195,11 @@ class Submission:
 
 
 def _first_id(command: str, answer: str) -> str | None:
-    """Returns the array's id in the answer of ``command`` to its name. Raises ``Silent`` for other output, which may hide it."""
+    """Returns the array's id in the answer of ``command`` to its name. Raises ``SchedulerUnavailable`` for other output, which may hide
+    it."""
     ids = job_ids(answer)
     if not ids and answer.strip():
-        raise Silent(f"the answer of {command} cannot be read: {plain(answer)!r}")
+        raise SchedulerUnavailable(f"the answer of {command} cannot be read: {plain(answer)!r}")
     return ids[0] if ids else None
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from launcher.backends.contract import BackendError
 from launcher.backends.slurm.client import Client
-from launcher.backends.slurm.errors import Refused, Silent
-from launcher.backends.slurm.states import ACCOUNT_FIELDS, QUEUE_FIELDS, Row, earlier, judge, read_accounts, read_queue
+from launcher.backends.slurm.errors import SchedulerUnavailable, SubmissionRejected
+from launcher.backends.slurm.states import ACCOUNT_FIELDS, QUEUE_FIELDS, QueueEntry, earlier, judge, read_accounts, read_queue
 from launcher.trials.job import Handle, JobState
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import RESULT
@@ -30,7 +30,7 @@ class Watcher:
     def __init__(self, client: Client):
         self.client = client
         self._known: dict[str, JobState] = {}  # by array and id: ids start again when a controller loses its state
-        self._runs: dict[str, tuple[int, tuple[Row, ...]]] = {}  # restarts when the accounting was asked, and the runs that it knew
+        self._runs: dict[str, tuple[int, tuple[QueueEntry, ...]]] = {}  # restarts when the accounting was asked, and the runs that it knew
         self._missing: dict[str, float] = {}
         self._accounting_answers = False
         self._pause = 0.0
@@ -52,7 +52,7 @@ class Watcher:
             raise BackendError(self._silence)
         try:
             queue = self._queue(handles)
-        except Silent as error:
+        except SchedulerUnavailable as error:
             self._pause = min(2 * self._pause or 2.0, _LONGEST_PAUSE_SECONDS)
             self._silent_until, self._silence = time.monotonic() + self._pause, str(error)
             raise BackendError(self._silence) from None
@@ -66,14 +66,14 @@ class Watcher:
         still_there = [handle for handle in handles if (row := rows[_key(handle)]) is not None and not row.ended]
         self.client.cancel([handle["job_id"] for handle in still_there if self._state(handle).status.final])
 
-    def _doubtful(self, handle: Handle, queued: Row | None) -> bool:
+    def _doubtful(self, handle: Handle, queued: QueueEntry | None) -> bool:
         """Returns whether accounting may know more: why a job gone from the queue failed, or how earlier runs ended."""
         if queued is None or queued.state == "FAILED":
             return True
         unknown = queued.restarts != self._runs.get(_key(handle), (0, ()))[0]
         return (unknown or (queued.restarts > 0 and queued.ended)) and self.client.accounts
 
-    def _take(self, handle: Handle, queued: Row | None, accounted: Row | None) -> None:
+    def _take(self, handle: Handle, queued: QueueEntry | None, accounted: QueueEntry | None) -> None:
         """Trusts the controller for jobs that run, the accounting for those that ended, and the trial's result above both."""
         row = accounted if accounted is not None and accounted.ended else queued
         if row is not None:
@@ -91,28 +91,28 @@ class Watcher:
         if (accounted is None and self._accounting_answers) or time.monotonic() - since > _LOST_SECONDS:
             self._known[_key(handle)] = JobState(Status.FAILED, Reason.NODE, f"Slurm knows nothing of job {handle['job_id']} any more")
 
-    def _queue(self, handles: Sequence[Handle]) -> dict[str, Row]:
+    def _queue(self, handles: Sequence[Handle]) -> dict[str, QueueEntry]:
         options = ("--noheader", "--array", "--states=all", "--Format=" + ",".join(f"{field}:|" for field in QUEUE_FIELDS))
         try:
             return read_queue(self.client.output("squeue", *options, f"--jobs={_ids(handles)}"))
-        except Refused as error:
+        except SubmissionRejected as error:
             if "Invalid job id" in str(error):  # none of them is known to the controller any more
                 return {}
-            raise Silent(str(error)) from None
+            raise SchedulerUnavailable(str(error)) from None
 
-    def _accounts(self, handles: Sequence[Handle]) -> dict[str, Row]:
+    def _accounts(self, handles: Sequence[Handle]) -> dict[str, QueueEntry]:
         """Returns accounting's entries; empty without accounting, or if it does not answer now."""
         options = ("--noheader", "--parsable2", "--duplicates", f"--format={','.join(ACCOUNT_FIELDS)}")
         try:
             rows = read_accounts(self.client.output("sacct", *options, f"--jobs={_ids(handles)}"))
-        except (Silent, Refused):
+        except (SchedulerUnavailable, SubmissionRejected):
             self._accounting_answers = False
             return {}
         self._accounting_answers = True
         return rows
 
 
-def _ours(row: Row | None, handle: Handle) -> Row | None:
+def _ours(row: QueueEntry | None, handle: Handle) -> QueueEntry | None:
     """``row`` if it is of the job of ``handle``, and not of another one that was given the same id."""
     return row if row is not None and row.name == handle["array"] else None
 

@@ -35,7 +35,7 @@ class HostCosts:
 
     @classmethod
     def of(cls, calibration: Mapping[str, Any]) -> HostCosts | None:
-        """What a hardware file knows of it."""
+        """Reads the costs from the calibration of a hardware file; None if it has none."""
         if "turn" not in calibration:
             return None
         found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
@@ -45,7 +45,7 @@ class HostCosts:
         return cls(**calibration["turn"], waking={kind: (sizes, seconds) for kind, (sizes, seconds) in tables.items()})
 
     def woken(self, operation: str, size: Array, far: Array) -> Array | None:
-        """Seconds of a small message over ``size`` ranks; None where that was not measured. Outside of what was measured as at its edge."""
+        """Seconds of a small message over ``size`` ranks; None where that was not measured. Constant outside of the measured range."""
         near, between = (self.waking.get((operation, crosses)) for crosses in (False, True))
         if (first := near or between) is None:
             return None
@@ -92,7 +92,7 @@ class InferenceCase:
 
     @cached_property
     def stages_apart(self) -> np.ndarray:
-        """Whether neighbouring stages are in different link domains."""
+        """True where neighbouring stages are in different link domains."""
         return self.tensor * self.pipeline > self.device.domain
 
     @cached_property

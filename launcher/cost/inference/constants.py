@@ -11,7 +11,7 @@ from launcher.config.constants import constant_values
 
 @dataclass(frozen=True)
 class InferenceConstants:
-    """What the mechanisms cost on real machines, as fractions of what the data sheet promises, as counts, or in seconds."""
+    """Costs of the mechanisms on real machines, as fractions of what the data sheet promises, as counts, or in seconds."""
 
     weights_bandwidth: float  # reached fraction of memory bandwidth while weights are read
     matrix: float  # rate of large products / that sustained in training

@@ -26,7 +26,7 @@ HEAD, SAMPLING, TRANSFERS = "head", "sampling", "pipeline transfers"
 
 
 class Load(NamedTuple):
-    """What a pass works on: ``prompts`` of ``length`` tokens each, and ``running`` requests with ``context`` tokens behind them; numbers,
+    """The tokens of a pass: ``prompts`` of ``length`` tokens each, and ``running`` requests with ``context`` tokens behind them; numbers,
     or (layouts,)."""
 
     prompts: Array = 0.0
@@ -76,7 +76,7 @@ def sizes(case: InferenceCase) -> list[tuple[Array, Array]]:
 
 
 def product(case: InferenceCase, rows: Array, outer: Array, inner: Array) -> Array:
-    """Seconds of a product on the host, as in training: by shape, with what was measured of this machine."""
+    """Seconds of a product on the host, as in training: by shape, with this machine's measured rates."""
     return matmul.seconds(case.device, case.vectors, case.network, rows, outer, inner)
 
 
@@ -118,8 +118,8 @@ TRAFFIC = {
 
 
 def pointwise(case: InferenceCase, load: Load) -> Array:
-    """Seconds of norms, biases, residuals and activations. Each matrix of the MLP has its inner width read or written once by what is
-    between them. Kernels that biases and transposes are apart in reach less of the memory rate where prompts are large."""
+    """Seconds of norms, biases, residuals and activations. Each matrix of the MLP has its inner width read or written once by the
+    operations between them. Kernels that biases and transposes are apart in reach less of the memory rate where prompts are large."""
     c, s, (of_prompts, of_tokens) = case.constants, case.shape, TRAFFIC[case.engine.activations]
     slower = c.separate if case.engine.activations == "separate" else 1.0
 
@@ -219,7 +219,7 @@ def woken(case: InferenceCase, operation: str, size: Array, far: Array, burst: C
 
 def telling(case: InferenceCase, news: Array) -> Array:
     """Seconds of a turn besides its passes, where that was measured: the host's own on every stage, and what all ranks tell each other:
-    one sum of what was chosen, and where there is news (a share of the turns) two gathers (generate.py, Decoder._turn and _learn)."""
+    one sum of the chosen tokens, and where there is news (a share of the turns) two gathers (generate.py, Decoder._turn and _learn)."""
     if case.costs is None:
         return np.zeros_like(case.tensor)
     everyone = PlacedGroup.of(case.device, case.tensor * case.pipeline * case.replicas, 1)

@@ -1,1 +1,1 @@
-"""What the cost model is asked about: model, layouts, device, trainer, constants."""
+"""Inputs of the cost model: model, layouts, device, trainer, constants."""

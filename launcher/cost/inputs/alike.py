@@ -19,7 +19,7 @@ FEWEST = 100
 
 
 @dataclass(frozen=True)
-class Alike:
+class LayoutGroups:
     """The kinds of layouts of a case."""
 
     case: Case  # one layout of each kind
@@ -27,7 +27,7 @@ class Alike:
     of: np.ndarray | slice  # (layouts,) the kind of each layout
 
     @classmethod
-    def of_case(cls, case: Case) -> Alike:
+    def of_case(cls, case: Case) -> LayoutGroups:
         """Kinds by all columns but those of shards, of which it matters here whether parameters are gathered. They are looked for among
         neighbours in the table, as an enumerated space has the ways of sharding a layout side by side; elsewhere a kind may be counted
         more than once. Where models or batches differ from layout to layout, every layout is a kind of its own."""
@@ -45,5 +45,5 @@ class Alike:
         return cls(replace(case, table=table[rows]), rows, of)
 
     def spread(self, value: Array) -> Array:
-        """A number of each kind (kinds,) as one of each layout (layouts,); what is the same for all stays one number."""
+        """A number of each kind (kinds,) as one of each layout (layouts,); a number that all share stays one number."""
         return np.asarray(value)[self.of] if np.ndim(value) else value

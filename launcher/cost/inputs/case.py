@@ -133,7 +133,7 @@ class Case:
 
     @cached_property
     def recomputes_some(self) -> bool:
-        """Whether some layout recomputes some of its blocks only: then it matters how many a rank has."""
+        """True if some layout recomputes only some of its blocks: then it matters how many a rank has."""
         return bool(np.any((self.table["recompute_layers"] >= 0) | (self.table["recompute_every"] > 1)))
 
     @cached_property
@@ -180,7 +180,7 @@ class Case:
 
     @property
     def stored_in_8_bits(self) -> bool:
-        """Whether the matrices of blocks are kept in 8 bits. What is trained in 4 is not."""
+        """True if the matrices of blocks are kept in 8 bits. Those trained in 4 are not."""
         return self.trainer.numbers.stores_low_precision and self.precision == "fp8"
 
     @cached_property
@@ -235,6 +235,6 @@ class Case:
 
     @cached_property
     def stages_apart(self) -> np.ndarray:
-        """Whether a stage and the next lie in different link domains."""
+        """True where a stage and the next lie in different link domains."""
         stride = np.where(self.table["order"] == 0, self.tensor * self.context * self.data, self.tensor * self.context)
         return stride * self.pipeline > self.device.domain

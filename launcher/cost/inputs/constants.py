@@ -12,7 +12,7 @@ from trainer.shared.run.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Constants:
-    """What the mechanisms cost on real machines, as fractions of what the data sheet promises, or in seconds."""
+    """Costs of the mechanisms on real machines, as fractions of what the data sheet promises, or in seconds."""
 
     # matrix products
     ramp_k: float  # inner length at which half of a tile's time is start and end

@@ -49,12 +49,12 @@ class Device:
 
     @property
     def overlaps(self) -> bool:
-        """Whether communication can overlap with computation. Without a core to spare it is computation."""
+        """True if communication can overlap with computation. Without a spare core it is computation."""
         return self.ranks_per_core < 1
 
     @classmethod
     def of(cls, hardware: HardwareConfig, per_node: int) -> Device:
-        """The device of a hardware file, on nodes of ``per_node`` devices; missing cells fall back on what is known."""
+        """The device of a hardware file, on nodes of ``per_node`` devices; missing cells fall back on the known device's."""
         if not hardware.peak_tflops:
             raise ConfigError(
                 f"cluster.hardware={hardware.name} has no peak_tflops; choose a file of conf/hardware (hardware=NAME), "

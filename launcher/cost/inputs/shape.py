@@ -1,8 +1,8 @@
-"""What a model is in numbers: widths, parameters and floating-point operations of every family.
+"""A model in numbers: widths, parameters and floating-point operations of every family.
 
-A ``Shape`` is ``ModelConfig`` seen by the cost model: every derived value is filled in, the family has become plain
-switches, and mixture-of-experts models (which the trainer does not build) can be described too. Every number may be a
-numpy array (models,), so that many models are counted at once.
+A ``Shape`` is ``ModelConfig`` seen by the cost model: every derived value is filled in. Models that the trainer does not
+build, such as mixtures of experts, can be described too. Every number may be a numpy array (models,), so that many
+models are counted at once.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Shape:
 
     @classmethod
     def of(cls, model: ModelConfig, tune: TuneConfig | None = None) -> Shape:
-        """The shape of a configured model (derived values are filled in), and what is trained of it."""
+        """The shape of a configured model (derived values are filled in), and its trained part."""
         model = resolve_model(model)
         return cls(
             **{name: getattr(model, name) for name in SIZES},
@@ -143,7 +143,7 @@ class Shape:
 
     @property
     def low_rank_parameters(self) -> Array:
-        """Of the products beside frozen matrices: r (in + out) each."""
+        """Parameters of the products added to frozen matrices: r (in + out) each."""
         ends = {
             "queries": self.hidden + self.query_width + 2 * self.kv_width,
             "output": self.query_width + self.hidden,

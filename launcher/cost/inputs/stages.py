@@ -1,4 +1,4 @@
-"""What each kind of pipeline rank holds: blocks and parameters of the first, the middle and the last stage."""
+"""Contents of each kind of pipeline rank: blocks and parameters of the first, the middle and the last stage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Blocks(PerStage):
 
 @dataclass(frozen=True)
 class StageShare:
-    """What one rank of each kind of stage holds."""
+    """Blocks and parameters of one rank of each kind of stage."""
 
     blocks: Blocks
     dense: PerStage  # parameters of one rank that are replicated over data-parallel ranks

@@ -29,7 +29,7 @@ class SavedActivations:
 
 
 def block(case: Case) -> SavedActivations:
-    """What a block keeps."""
+    """Activations that a block keeps."""
     hidden, heads, core, inner = norms(case), projections(case), attention_core(case), mlp(case)
     everything = hidden + heads + core + inner + dispatched(case) + dropped(case)
     full, selective = case.recomputed_blocks, case.recomputes("selective")
@@ -55,7 +55,7 @@ def block(case: Case) -> SavedActivations:
 
 
 def stored_input(case: Case) -> Array:
-    """What stays of a block that is recomputed whole."""
+    """Activations that stay of a block that is recomputed whole."""
     split = np.maximum(case.sequence_split, case.tensor if case.trainer.recompute.sharded_inputs else 1)
     attended = case.tokens * (case.shape.value_width * case.width + case.shape.heads * 4) / case.tensor
     return case.tokens * case.shape.hidden * case.width / split + attended * case.trainer.recompute.keeps_attention

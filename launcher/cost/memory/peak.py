@@ -1,7 +1,7 @@
 """Memory of one rank by part, for the kind of stage that needs most.
 
 States: bytes per parameter over their sharding factors. Activations (``activations``): times the micro-batches in flight that the
-schedule implies, and what is recomputed of one block.
+schedule implies, and the recomputed ones of one block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer 
 LOGITS, PASSING, UPDATE, BUFFERS = "logits and loss", "gradients in passing", "optimizer temporaries", "communication buffers"
 CONTEXT, FRAGMENTS = "device context", "fragmentation"
 COUNTED = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
-"""What the project's trainer counts, and holds against run.memory_gb."""
+"""Parts that the project's trainer counts, and holds against run.memory_gb."""
 KINDS = ("first", "middle", "last")
 
 
@@ -54,7 +54,7 @@ def _stage(case: Case, held: StageShare, kind: str, kept: SavedActivations) -> P
 
 
 def context(case: Case) -> Array:
-    """What driver, libraries and communicators take before the trainer allocates anything: more where a group crosses the network."""
+    """Bytes that driver, libraries and communicators take before the trainer allocates anything: more where a group crosses the network."""
     c = case.constants
     size: Array = c.context_gb
     spans = (case.tensor_group.far > 1, case.stages_apart, case.data_group(case.data).far > 1, case.context_group.far > 1)
@@ -182,9 +182,9 @@ def passing(case: Case) -> Array:
 
 
 def update(case: Case, parts: Parts, freed: Array, copies: Array) -> None:
-    """What the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward allocates them
-    while it frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are filled only
-    then."""
+    """Adds the bytes that the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward
+    allocates them while it frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are
+    filled only then."""
     f = case.trainer
     size = np.zeros_like(case.tokens) if f.memory.pooled_buffers else f.memory.bucket_bytes * (case.data > 1)
     late = np.where(f.memory.buckets_at_end & (case.pipeline > 1), size, 0.0)

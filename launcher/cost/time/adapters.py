@@ -46,7 +46,7 @@ def seconds(case: Case) -> ForwardBackward:
     rate = device.rate(case.vector_precision)
 
     def product(m: Array, wide: Array) -> Array:
-        """Of ``m`` tokens: one way between what is ``wide`` and what is as narrow as the rank."""
+        """Seconds of ``m`` tokens: one way between an end that is ``wide`` and one as narrow as the rank."""
         return np.maximum(2 * m * wide * s.rank / rate, each * (m + s.rank) * wide) + constants.kernel
 
     for name, m, n, k, _, share in products(case):

@@ -16,8 +16,8 @@ from launcher.cost.time import matmul
 
 FLASH = ("tiled", "flash1", "flash2")
 SKIPPING, MASKED, OPERATIONS = (1.5, 2.0), (2.5, 3.0), (14.5, 20.5)
-"""Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted). A fused kernel loads what
-is not masked, half of a causal matrix, of each of its inputs, one forward and two backward, and stores all of its output (Megatron-LM,
+"""Reads and writes of the 16-bit score matrix between the two products: forward, backward (dropout not counted). A fused kernel loads the
+unmasked part, half of a causal matrix, of each of its inputs, one forward and two backward, and stores all of its output (Megatron-LM,
 megatron/fused_kernels/scaled_upper_triang_masked_softmax.h); one that is given a mask loads all of them, and forward its byte
 (scaled_masked_softmax.h). Tensor operations in 4 bytes: cast 3, mask filled in 4.5, softmax 4, cast back 3; backward cast 3, softmax 6,
 mask filled into a copy 8.5, cast 3 (Aleph-Alpha/scaling, core/nn/masked_softmax/masked_softmax.py, ``softmax_in_fp32``; PyTorch,
@@ -36,7 +36,7 @@ def kernel(case: Case) -> str:
 
 
 def in_blocks(case: Case) -> bool:
-    """Whether scores are computed a block of queries at a time, for the keys before them, and again in backward."""
+    """True if scores are computed a block of queries at a time, for the keys before them, and again in backward."""
     kernels = case.trainer.kernels
     return bool(case.shape.fused_attention and case.shape.dropout and kernels.dropout_in_blocks and not kernels.attention_dropout)
 

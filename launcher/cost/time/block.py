@@ -53,7 +53,7 @@ ONE_KERNEL, EAGER = (6, 1), (35, 2)
 
 
 TRANSPOSED = 2
-"""Bytes per element to transpose what is in 8 bits."""
+"""Bytes per element to transpose a matrix of 8 bits."""
 
 
 def casts(case: Case) -> Array:
@@ -129,8 +129,8 @@ COLLECTIVE_CALLS = 5
 """Calls of the driver by which PyTorch starts a collective: an event recorded and waited for before it, the kernel, and the same after it
 (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: syncStream, collective, WorkNCCL::synchronizeStream)."""
 MEASURED_LAUNCHES = 1.4 * 3 * 40
-"""What a block of this project's trainer takes its host, both ways, in kernel launches of plain PyTorch (``benchmarks.host_work``): what
-``trireme doctor`` times when it measures a block's operations."""
+"""Host time of a block of this project's trainer, both ways, in kernel launches of plain PyTorch (``benchmarks.host_work``): the time that
+``trireme doctor`` takes when it measures a block's operations."""
 
 
 def launching(case: Case, kernels: Array, started: Array, busy: Array, factor: float) -> Array:
@@ -201,7 +201,7 @@ def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackw
 
 
 def exposed(case: Case, expert: Array, products: Array) -> Array:
-    """What of ``expert`` seconds of dispatch is not hidden behind the matrix products of another micro-batch."""
+    """The part of ``expert`` seconds of dispatch that is not hidden behind the matrix products of another micro-batch."""
     if not case.trainer.overlap.experts:
         return expert
     return expert - np.minimum(case.constants.tensor_hidden * expert, products)

@@ -47,7 +47,7 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
         gather = gather + count * _all(case, case.expert_data_group(owners), expert_weights / count)
         scatter = scatter + count * _scatter(case, case.expert_data_group(holders), expert * sent / count)
         reduce = reduce + _sum(case, _expert_replicas(case, holders), expert / holders * sent)
-    renewed = weights * case.shape.trained  # what is not trained stays as it is
+    renewed = weights * case.shape.trained  # frozen weights stay as they are
     refresh = sum(renew(case, group, held.blocks.most(), renewed / level) for group, level in ((between, params), (further, grads)))
     updated = case.shard("optimizer", dense, expert) * case.shape.trained
     return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
@@ -64,7 +64,7 @@ def stored(case: Case, held: StageShare) -> tuple[Array, Array]:
 
 
 TENSORS = 9
-"""Of a block: its linear maps with their biases or gates, and two norms."""
+"""Tensors of a block: its linear maps with their biases or gates, and two norms."""
 
 
 def renew(case: Case, group: PlacedGroup, blocks: Array, payload: Array) -> Array:

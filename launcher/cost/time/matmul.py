@@ -18,7 +18,7 @@ TILES = ((256, 128, 0), (128, 256, 0), (128, 128, 1), (64, 128, 2), (128, 64, 2)
 
 
 def aligned(n: Array) -> Array:
-    """What a product of this inner or outer size costs more when rows do not start at 16-byte borders (8 elements of 2 bytes)."""
+    """Factor by which a product of this inner or outer size is slower when rows do not start at 16-byte borders (8 elements of 2 bytes)."""
     return np.where(np.mod(np.ceil(n), 8) == 0, 1.0, 1.6)
 
 
@@ -27,8 +27,9 @@ LINE = 128
 
 
 def on_lines(device: Device, precision: str, constants: Constants, n: Array, k: Array) -> Array:
-    """What a weight product costs more whose rows do not all begin at lines. Of weights, inputs, results and their gradients rows have
-    ``n`` or ``k`` elements (NVIDIA, "Matrix Multiplication Background User's Guide": on A100 sizes are best multiples of 128 bytes)."""
+    """Factor by which a weight product is slower whose rows do not all begin at lines. Of weights, inputs, results and their gradients rows
+    have ``n`` or ``k`` elements (NVIDIA, "Matrix Multiplication Background User's Guide": on A100 sizes are best multiples of 128
+    bytes)."""
     if device.host:
         return np.ones(np.broadcast(n, k).shape)
     whole = (np.mod(n, per_line(precision)) == 0) & (np.mod(k, per_line(precision)) == 0)

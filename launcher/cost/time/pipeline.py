@@ -115,10 +115,10 @@ def interleaved(stages: StageTimes, p: Array, v: Array, m: Array) -> Array:
 
 
 def turns(p: Array, v: Array, m: Array) -> tuple[Array, Array]:
-    """Of a rank of interleaved 1F1B, in passes of a micro-batch through all its ``v`` chunks: forward until the last chunk has been used
-    for the first time, and backward from when the first chunk sees its last micro-batch to the end. Chunks take turns with ``p``
-    micro-batches, or as many as there are, and each is gathered before its first turn and reduced after its last one (Megatron-LM,
-    core/pipeline_parallel/schedules.py: ``param_sync_func``, ``grad_sync_func``). One pass for a single chunk."""
+    """First and last turns of a rank of interleaved 1F1B, in passes of a micro-batch through all its ``v`` chunks: forward until the last
+    chunk has been used for the first time, and backward from when the first chunk sees its last micro-batch to the end. Chunks take turns
+    with ``p`` micro-batches, or as many as there are, and each is gathered before its first turn and reduced after its last one
+    (Megatron-LM, core/pipeline_parallel/schedules.py: ``param_sync_func``, ``grad_sync_func``). One pass for a single chunk."""
     first, last = np.minimum(m, p), m - p * (np.ceil(m / p) - 1)
     return 1 + (first - 1) * (1 - 1 / v), 1 + (last - 1) * (1 - 1 / v)
 

@@ -14,9 +14,9 @@ class Passes:
     """Times that an element is read or written (in units of its own width, 2 bytes): forward, backward."""
 
     norm: tuple[float, float]
-    residual: tuple[float, float]  # what is added and the sum; backward, the gradients of both branches
-    bias: tuple[float, float]  # of what is added
-    dropout: tuple[float, float]  # of what is added
+    residual: tuple[float, float]  # the branch and the sum; backward, the gradients of both branches
+    bias: tuple[float, float]  # of the branch
+    dropout: tuple[float, float]  # of the branch
     activation: tuple[float, float]  # GELU, per element of the MLP's inner width
     gate: tuple[float, float]  # SwiGLU, per element of the inner width
     rotary: tuple[float, float]  # per element of queries and keys

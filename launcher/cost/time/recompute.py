@@ -16,7 +16,7 @@ from launcher.cost.time.products import products
 
 @dataclass(frozen=True)
 class RecomputePolicy:
-    """What a selective mode repeats."""
+    """The work that a selective mode repeats."""
 
     fractions: dict[str, float]  # of each kind of work
     keeps: Sequence[str] = ()  # products whose results are kept, or asked for by nothing in backward
@@ -46,14 +46,14 @@ def again(case: Case, forward: Parts) -> Parts:
 
 
 def of_whole_blocks(case: Case, forward: Parts) -> Parts:
-    """What is repeated of blocks that are recomputed whole, which launches them once more."""
+    """Repeated work of blocks that are recomputed whole, which launches them once more."""
     spare = spared(case, forward)
     return {name: (value - spare.get(name, 0.0)) * case.recomputed_blocks for name, value in forward.items()}
 
 
 def spared(case: Case, forward: Parts) -> Parts:
-    """What a trainer leaves out of a whole block. One that stops early: the second product of a dense MLP, whose result nothing in backward
-    asks for, and its sum over the tensor ranks, a part of the block's forward communication."""
+    """Work that a trainer leaves out when it recomputes a whole block. One that stops early: the second product of a dense MLP, whose
+    result nothing in backward asks for, and its sum over the tensor ranks, a part of the block's forward communication."""
     out: Parts = {ATTENTION: forward[ATTENTION]} if case.trainer.recompute.keeps_attention else {}
     if case.trainer.recompute.stops_early:
         out |= {MATRICES: results(case, ("down",)), TENSOR: forward[TENSOR] * np.where(case.table["sequence_parallel"], 0.25, 0.5)}

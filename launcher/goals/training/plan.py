@@ -14,7 +14,7 @@ from launcher.config import Config
 from launcher.cost import Shape
 from launcher.cost.thresholds import FITS
 from launcher.goals.goal import Wanted
-from launcher.goals.training import whole_run
+from launcher.goals.training import configured, whole_run
 from launcher.goals.training.explain import explained, mostly
 from launcher.goals.views import Answer, Entry, GoalColumn, Line, Listing, View
 from launcher.labels import amount, interval, memory, percent
@@ -51,6 +51,7 @@ class TrainingPlan:
             "cluster": {"nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "hardware": cluster.hardware.name},
             "layouts": self._entries(planned.order[:top]),
             "edge": self._entries(planned.fastest(AT_EDGE)[:top]),
+            "configured": configured.configured(self.config, planned),
             "trainer": self.config.trainer.name,
             "run": whole_run.whole_run(self.config, planned) if self.found else None,
             "next": whole_run.next_command(self.config, planned, words) if self.found else None,
@@ -124,6 +125,7 @@ class TrainingPlan:
         if len(edge := edge[planned.seconds[edge] < best][: max(3, top // 3)]):
             yield f"Faster if they fit (probability below {percent(FITS, digits=0)}):"
             yield Listing(columns, self._entries(edge))
+        yield from configured.shown(document["configured"])
         counts = (
             (f"{document['considered']:,} layouts predicted, {document['in']:,} are in ({document['seconds']:.2f} s). Out:", planned.out),
             ("Not predicted, since they break a rule, repeat another layout or were not asked for:", planned.space.dropped),

@@ -15,7 +15,7 @@ from launcher.goals.views import Answer, Grid, Line, View, not_predicted
 from launcher.labels import percent
 from launcher.tables.canonical import read
 from launcher.tables.repeats import of_rows
-from launcher.tables.validation import Judged, RankedSweep, Summary, by_source, check_units, judge, summary
+from launcher.tables.validation import PredictedRun, RankedSweep, Summary, by_source, check_units, judge, summary
 
 COLUMNS = ("row", "step_time_s", "peak_mem_gb", "oom", "reason")
 TIME = ("source", "rows", "asked", "timed", "median error", "p90", "bias", "in 80 %", "sweeps", "rank corr.", "regret")
@@ -53,7 +53,7 @@ def _shown(found: Mapping[str, Summary], sources: Sequence[str], missing: Counte
     yield from not_predicted(missing)
 
 
-def _cells(judged: Judged) -> tuple[str, str, str]:
+def _cells(judged: PredictedRun) -> tuple[str, str, str]:
     predicted = judged.prediction
     if predicted is None:
         return "", "", ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.shared.families.family import MATRICES, ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import ROPE, Config, Part, biases, whole
+from trainer.shared.families.parts import ROPE, Config, ConfigPart, biases, whole
 
 
 def read_form(config: Config, given: Config) -> dict[str, Any]:
@@ -37,7 +37,7 @@ FAMILY = Family(
             ConfigKey("activation", "activation", words={"gelu_exact": "gelu"}),
             ConfigKey("norm_eps", "layer_norm_epsilon", default=1e-5),
         ),
-        parts=(ROPE, Part(FORM, read_form), biases(bias=MATRICES)),
+        parts=(ROPE, ConfigPart(FORM, read_form), biases(bias=MATRICES)),
         expected={"apply_residual_connection_post_layernorm": False},
         absent={"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True},
     ),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.shared.families.parts import BIASES, ROPE, Part
+from trainer.shared.families.parts import BIASES, ROPE, ConfigPart
 
 MATRICES = ("qkv", "output", "up", "down")
 """Matrices of a block: queries, keys and values in one; attention's output; into the MLP and out of it."""
@@ -39,7 +39,7 @@ class HubFormat:
     model_type: str
     architecture: str
     keys: tuple[ConfigKey, ...]  # besides vocabulary and tied head, which are the same for all
-    parts: tuple[Part, ...] = ()  # of more than one key
+    parts: tuple[ConfigPart, ...] = ()  # of more than one key
     constants: Mapping[str, Any] = field(default_factory=dict)  # written; no other value is read
     expected: Mapping[str, Any] = field(default_factory=dict)  # as ``constants``, but not written
     absent: Mapping[str, Any] = field(default_factory=dict)  # values of keys that a file may leave out

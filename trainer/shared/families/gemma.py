@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import ATTENTION_BIAS, ROPE, Config, NotUnderstood, Part
+from trainer.shared.families.parts import ATTENTION_BIAS, ROPE, Config, ConfigPart, NotUnderstood
 
 ACTIVATION = ("hidden_activation", "hidden_act")
 
@@ -40,7 +40,7 @@ FAMILY = Family(
             ConfigKey("seq", "max_position_embeddings", default=8192),
             ConfigKey("norm_eps", "rms_norm_eps", default=1e-6),
         ),
-        parts=(ROPE, Part((), read_scale), Part(ACTIVATION, read_activation), ATTENTION_BIAS),
+        parts=(ROPE, ConfigPart((), read_scale), ConfigPart(ACTIVATION, read_activation), ATTENTION_BIAS),
         expected={"use_bidirectional_attention": False},
     ),
 )

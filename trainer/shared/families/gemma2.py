@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.shared.families.family import LLAMA, POST_NORMS, ConfigKey, Family
-from trainer.shared.families.parts import ATTENTION_BIAS, ROPE, Config, Part, inverse, read_window, write_window
+from trainer.shared.families.parts import ATTENTION_BIAS, ROPE, Config, ConfigPart, inverse, read_window, write_window
 
 NAMES = ("sliding_window", "layer_types", "query_pre_attn_scalar")
 
 
-def scales(every: int) -> Part:
+def scales(every: int) -> ConfigPart:
     """Returns the part with windows, by default in all blocks but each ``every``-th, and the factors of embeddings and scores."""
 
     def read(config: Config, given: Config) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def scales(every: int) -> Part:
             "query_pre_attn_scalar": inverse(model["attention_scale"] ** 2),
         }
 
-    return Part((*NAMES, "sliding_window_pattern"), read, write)
+    return ConfigPart((*NAMES, "sliding_window_pattern"), read, write)
 
 
 HUB = replace(

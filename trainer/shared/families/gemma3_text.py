@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.shared.families.family import QUERY_KEY_NORMS, Family
 from trainer.shared.families.gemma2 import HUB, scales
-from trainer.shared.families.parts import ATTENTION_BIAS, FULL, ROPE, SLIDING, Config, NotUnderstood, Part, read_rope, write_rope
+from trainer.shared.families.parts import ATTENTION_BIAS, FULL, ROPE, SLIDING, Config, ConfigPart, NotUnderstood, read_rope, write_rope
 
 
 def read(config: Config, given: Config) -> dict[str, Any]:
@@ -43,7 +43,7 @@ FAMILY = Family(
         architecture="Gemma3ForCausalLM",
         keys=tuple(replace(key, default=None) if key.ours == "logit_cap" else key for key in HUB.keys if key.ours != "score_cap"),
         expected={**HUB.expected, "attn_logit_softcapping": None},  # read by none of their networks
-        parts=(Part((*ROPE.names, "rope_local_base_freq"), read, write), ATTENTION_BIAS, scales(6)),
+        parts=(ConfigPart((*ROPE.names, "rope_local_base_freq"), read, write), ATTENTION_BIAS, scales(6)),
         block={**HUB.block, **QUERY_KEY_NORMS},
     ),
 )

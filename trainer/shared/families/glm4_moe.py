@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat, llama_keys
-from trainer.shared.families.parts import ROPE, ROUTING, SHARED, Part, biases
+from trainer.shared.families.parts import ROPE, ROUTING, SHARED, ConfigPart, biases
 
 FAMILY = Family(
     name="glm4_moe",
@@ -20,7 +20,7 @@ FAMILY = Family(
         ),
         parts=(
             *(ROPE, SHARED, ROUTING, biases(attention_bias=("qkv",))),
-            Part(("use_qk_norm",), lambda config, given: {"qk_norm": "head" if config.get("use_qk_norm") else "none"}),
+            ConfigPart(("use_qk_norm",), lambda config, given: {"qk_norm": "head" if config.get("use_qk_norm") else "none"}),
         ),
         absent={"partial_rotary_factor": 0.5},
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.shared.families.family import MATRICES, ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import ROPE, Config, Part, biases, read_rope, write_rope
+from trainer.shared.families.parts import ROPE, Config, ConfigPart, biases, read_rope, write_rope
 
 ACTIVATIONS = {"gelu_exact": "gelu", "gelu": "gelu_new", "relu": "relu", "squared_relu": "relu2"}
 
@@ -23,7 +23,7 @@ def write(model: Config) -> dict[str, Any]:
     return known | {"rotary_pct": share, "rotary_emb_base": model["rope_theta"]}
 
 
-PARALLEL = Part(
+PARALLEL = ConfigPart(
     ("use_parallel_residual",),
     lambda config, given: {"residual": "parallel" if config.get("use_parallel_residual", True) else "sequential"},
     lambda model: {"use_parallel_residual": model["residual"] == "parallel"},
@@ -44,7 +44,7 @@ FAMILY = Family(
             ConfigKey("norm_eps", "layer_norm_eps", default=1e-5),
         ),
         parts=(
-            Part((*ROPE.names, "rotary_emb_base"), read, write),
+            ConfigPart((*ROPE.names, "rotary_emb_base"), read, write),
             PARALLEL,
             biases(True, always=("up", "down"), attention_bias=("qkv", "output")),
         ),

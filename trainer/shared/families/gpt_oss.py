@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.shared.families.family import MATRICES, ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import ROPE, ROUTING, WINDOW, Config, Part, biases, unread
+from trainer.shared.families.parts import ROPE, ROUTING, WINDOW, Config, ConfigPart, biases, unread
 
 
 def read_router(config: Config, given: Config) -> dict[str, Any]:
@@ -38,7 +38,7 @@ FAMILY = Family(
             ConfigKey("experts.active", "num_experts_per_tok", older="experts_per_token", default=4),
         ),
         parts=(
-            *(ROPE, WINDOW, ROUTING, Part((), read_router), unread("swiglu_limit", "swiglu_alpha", "initial_context_length")),
+            *(ROPE, WINDOW, ROUTING, ConfigPart((), read_router), unread("swiglu_limit", "swiglu_alpha", "initial_context_length")),
             biases(attention_bias=("qkv", "output"), always=("up", "down")),
         ),
         absent={"attention_bias": True, "rope_theta": 150000.0, "sliding_window": 128, "sliding_window_pattern": 2},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import Config, Part, unread, whole
+from trainer.shared.families.parts import Config, ConfigPart, unread, whole
 
 
 def read_share(config: Config, given: Config) -> dict[str, Any]:
@@ -29,7 +29,7 @@ FAMILY = Family(
             ConfigKey("activation", "activation_function", words={"gelu": "gelu_new"}),
             ConfigKey("norm_eps", "layer_norm_epsilon", default=1e-5),
         ),
-        parts=(Part(("rotary_dim",), read_share), unread("rotary")),
+        parts=(ConfigPart(("rotary_dim",), read_share), unread("rotary")),
         expected={"scale_attn_weights": True},
         absent={"rotary_dim": 64},
     ),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.shared.families.family import LLAMA, ConfigKey, Family
-from trainer.shared.families.parts import Part, inverse
+from trainer.shared.families.parts import ConfigPart, inverse
 
-LOGITS = Part(
+LOGITS = ConfigPart(
     ("logits_scaling",),
     lambda config, given: {"logit_scale": inverse(config.get("logits_scaling", 1.0))},
     lambda model: {"logits_scaling": inverse(model["logit_scale"])},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import FULL, ROPE, ROUTING, Config, NotUnderstood, Part, each_so_many_th, unread, whole
+from trainer.shared.families.parts import FULL, ROPE, ROUTING, Config, ConfigPart, NotUnderstood, each_so_many_th, unread, whole
 
 CHUNKED = "chunked_attention"
 
@@ -55,8 +55,8 @@ FAMILY = Family(
         ),
         parts=(
             *(ROPE, ROUTING),
-            Part(("intermediate_size", "interleave_moe_layer_step", "moe_layers"), read_experts),
-            Part(("no_rope_layers", "no_rope_layer_interval", "attention_chunk_size", "layer_types"), read_pattern),
+            ConfigPart(("intermediate_size", "interleave_moe_layer_step", "moe_layers"), read_experts),
+            ConfigPart(("no_rope_layers", "no_rope_layer_interval", "attention_chunk_size", "layer_types"), read_pattern),
             unread("use_qk_norm", "attn_temperature_tuning", "attn_scale", "floor_scale", "for_llm_compressor", "cache_implementation"),
         ),
         expected={"attention_bias": False},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.shared.families.family import MATRICES, ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import Config, NotUnderstood, Part, unread, whole
+from trainer.shared.families.parts import Config, ConfigPart, NotUnderstood, unread, whole
 
 EXPECTED = {"attn_type": "multihead_attention", "alibi_bias_max": 8, "clip_qkv": None, "prefix_lm": False}
 """Keys of ``attn_config`` with the values that a file without them implies."""
@@ -55,9 +55,9 @@ FAMILY = Family(
             ConfigKey("norm_eps", "layer_norm_epsilon", default=1e-5),
         ),
         parts=(
-            Part(("attn_config", "learned_pos_emb"), read_attention),
-            Part(("expansion_ratio", "no_bias"), read_widths),
-            Part(("logit_scale",), read_scale),
+            ConfigPart(("attn_config", "learned_pos_emb"), read_attention),
+            ConfigPart(("expansion_ratio", "no_bias"), read_widths),
+            ConfigPart(("logit_scale",), read_scale),
             unread("init_config", "init_device", "norm_type", "tokenizer_name", "verbose"),
         ),
         expected={"embedding_fraction": 1.0},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import ATTENTION_BIAS, FULL, ROPE, SLIDING, WINDOW, Config, NotUnderstood, Part, read_rope
+from trainer.shared.families.parts import ATTENTION_BIAS, FULL, ROPE, SLIDING, WINDOW, Config, ConfigPart, NotUnderstood, read_rope
 
 
 def read_ropes(config: Config, given: Config) -> dict[str, Any]:
@@ -38,7 +38,7 @@ FAMILY = Family(
             ConfigKey("activation", "hidden_act", words={"swiglu": "silu"}),
             ConfigKey("norm_eps", "rms_norm_eps", default=1e-5),
         ),
-        parts=(Part(ROPE.names, read_ropes), WINDOW, ATTENTION_BIAS),
+        parts=(ConfigPart(ROPE.names, read_ropes), WINDOW, ATTENTION_BIAS),
         absent={"rope_theta": 5e5, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
 )

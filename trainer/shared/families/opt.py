@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.shared.families.family import MATRICES, ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import Config, NotUnderstood, Part, biases, unread
+from trainer.shared.families.parts import Config, ConfigPart, NotUnderstood, biases, unread
 
 
 def read_projection(config: Config, given: Config) -> dict[str, Any]:
@@ -31,7 +31,7 @@ FAMILY = Family(
             ConfigKey("seq", "max_position_embeddings"),
             ConfigKey("activation", "activation_function", words={"relu": "relu", "gelu_exact": "gelu"}),
         ),
-        parts=(Part(("word_embed_proj_dim",), read_projection), biases(enable_bias=MATRICES), unread("init_std")),
+        parts=(ConfigPart(("word_embed_proj_dim",), read_projection), biases(enable_bias=MATRICES), unread("init_std")),
         expected={"do_layer_norm_before": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
         absent={"enable_bias": True},
     ),

@@ -17,7 +17,7 @@ class NotUnderstood(ValueError):
 
 
 @dataclass(frozen=True)
-class Part:
+class ConfigPart:
     """``names``: the keys of config.json that it reads. ``read`` gives the model's keys that follow, for a config and the keys read so far;
     ``write`` the keys of config.json, for all keys of the model."""
 
@@ -98,10 +98,10 @@ def write_rope(model: Config) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_parameters": {"rope_type": kind, "rope_theta": theta, **values, **share}, **older, **share}
 
 
-def rope(theta: float = 10000.0) -> Part:
+def rope(theta: float = 10000.0) -> ConfigPart:
     """Returns the part of rotary positions; ``theta`` is the base where a file has none."""
     names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_pct", "original_max_position_embeddings")
-    return Part(names, lambda config, given: read_rope({"rope_theta": theta, **config}, given), write_rope)
+    return ConfigPart(names, lambda config, given: read_rope({"rope_theta": theta, **config}, given), write_rope)
 
 
 ROPE = rope()
@@ -156,21 +156,21 @@ def write_window(model: Config) -> dict[str, Any]:
     return {"sliding_window": window, "use_sliding_window": window is not None, "layer_types": types}
 
 
-WINDOW = Part(
+WINDOW = ConfigPart(
     ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern"), read_window, write_window
 )
 
 
-def one_window(default: int | None) -> Part:
+def one_window(default: int | None) -> ConfigPart:
     """Returns the part with ``sliding_window`` in all blocks; ``default`` where a file has none."""
-    return Part(
+    return ConfigPart(
         ("sliding_window",),
         lambda config, given: {"window": config.get("sliding_window", default)},
         lambda model: {"sliding_window": model["window"]},
     )
 
 
-def biases(default: bool = False, always: tuple[str, ...] = (), **keys: tuple[str, ...]) -> Part:
+def biases(default: bool = False, always: tuple[str, ...] = (), **keys: tuple[str, ...]) -> ConfigPart:
     """Returns the part of biases. ``keys`` of config.json say which matrices have one; those in ``always`` have one in any case."""
 
     def read(config: Config, given: Config) -> dict[str, Any]:
@@ -179,16 +179,16 @@ def biases(default: bool = False, always: tuple[str, ...] = (), **keys: tuple[st
     def write(model: Config) -> dict[str, Any]:
         return {key: set(names) <= set(model["biases"]) for key, names in keys.items()}
 
-    return Part(tuple(keys), read, write)
+    return ConfigPart(tuple(keys), read, write)
 
 
 BIASES = biases(attention_bias=("qkv", "output"), mlp_bias=("up", "down"))
 ATTENTION_BIAS = biases(attention_bias=("qkv", "output"))
 
 
-def unread(*names: str) -> Part:
+def unread(*names: str) -> ConfigPart:
     """Returns the part of keys that change neither parameters nor operations of a planned model, such as the choice of experts."""
-    return Part(names, lambda config, given: {})
+    return ConfigPart(names, lambda config, given: {})
 
 
 ROUTING = unread(
@@ -202,7 +202,7 @@ def read_shared(config: Config, given: Config) -> dict[str, Any]:
     return {"experts.shared_ffn": whole(config, "n_shared_experts") * whole(config, "moe_intermediate_size")}
 
 
-SHARED = Part(("n_shared_experts",), read_shared)
+SHARED = ConfigPart(("n_shared_experts",), read_shared)
 
 
 def read_mlp_blocks(config: Config, given: Config) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def read_mlp_blocks(config: Config, given: Config) -> dict[str, Any]:
     return {"experts.dense_layers": len(blocks)}
 
 
-MLP_BLOCKS = Part(("mlp_only_layers",), read_mlp_blocks)
+MLP_BLOCKS = ConfigPart(("mlp_only_layers",), read_mlp_blocks)
 
 
 def read_latent(config: Config, given: Config) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def read_latent(config: Config, given: Config) -> dict[str, Any]:
     return {"latent.query_rank": whole(config, "q_lora_rank"), "attention_scale": magnitude**2 / math.sqrt(width)}
 
 
-LATENT = Part(
+LATENT = ConfigPart(
     ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "head_dim", "num_key_value_heads", "rope_interleave"),
     read_latent,
 )

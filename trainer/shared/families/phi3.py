@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.shared.families.family import LLAMA, Family
-from trainer.shared.families.parts import ROPE, Config, Part, one_window
+from trainer.shared.families.parts import ROPE, Config, ConfigPart, one_window
 
 
 def write(model: Config) -> dict[str, Any]:
@@ -21,7 +21,7 @@ FAMILY = Family(
         LLAMA,
         model_type="phi3",
         architecture="Phi3ForCausalLM",
-        parts=(Part(ROPE.names, ROPE.read, write), one_window(None)),
+        parts=(ConfigPart(ROPE.names, ROPE.read, write), one_window(None)),
         block={**LLAMA.block, "attention.qkv": "self_attn.qkv_proj", "mlp.up": "mlp.gate_up_proj"},
         forms={"attention.qkv": "by kind"},
     ),

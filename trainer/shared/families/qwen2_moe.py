@@ -4,7 +4,7 @@ yet."""
 from __future__ import annotations
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import MLP_BLOCKS, ROPE, ROUTING, WINDOW, Part, biases
+from trainer.shared.families.parts import MLP_BLOCKS, ROPE, ROUTING, WINDOW, ConfigPart, biases
 
 FAMILY = Family(
     name="qwen2_moe",
@@ -29,7 +29,7 @@ FAMILY = Family(
         ),
         parts=(
             *(ROPE, WINDOW, ROUTING, MLP_BLOCKS, biases(qkv_bias=("qkv",))),
-            Part((), lambda config, given: {"experts.shared_gate": given["experts.shared_ffn"] != 0}),
+            ConfigPart((), lambda config, given: {"experts.shared_gate": given["experts.shared_ffn"] != 0}),
         ),
         absent={"qkv_bias": True, "use_sliding_window": False},
     ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.shared.families.family import LLAMA, Family
-from trainer.shared.families.parts import BIASES, WINDOW, Config, NotUnderstood, Part, rope
+from trainer.shared.families.parts import BIASES, WINDOW, Config, ConfigPart, NotUnderstood, rope
 
 
 def turning(layers: int, every: int) -> list[int]:
@@ -39,6 +39,6 @@ FAMILY = Family(
         LLAMA,
         model_type="smollm3",
         architecture="SmolLM3ForCausalLM",
-        parts=(rope(2e6), BIASES, WINDOW, Part(("no_rope_layers", "no_rope_layer_interval"), read, write)),
+        parts=(rope(2e6), BIASES, WINDOW, ConfigPart(("no_rope_layers", "no_rope_layer_interval"), read, write)),
     ),
 )

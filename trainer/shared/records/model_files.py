@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.shared.families.family import ALWAYS, ConfigKey, Family
-from trainer.shared.families.parts import NotUnderstood, Part
+from trainer.shared.families.parts import ConfigPart, NotUnderstood
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.artifacts import GGUF, GGUF_FILE, ArtifactKind, checkpoint_facts, find_artifact
 from trainer.shared.records.gguf_header import model_in, read_header
@@ -201,7 +201,7 @@ def _read(config: Mapping[str, Any], key: ConfigKey, family: Family) -> Any:
     return words[value]
 
 
-def _part(config: Mapping[str, Any], part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
+def _part(config: Mapping[str, Any], part: ConfigPart, given: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return part.read(config, given)
     except NotUnderstood as error:
