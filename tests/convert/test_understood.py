@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.convert.test_logits import MODELS, checkpoint, loaded, ours
 from trainer.convert import export_gguf, export_weights, huggingface, import_weights
-from trainer.shared.records.gguf_header import model_in
+from trainer.shared.records.gguf_header import Header, model_in
 from trainer.shared.records.model_files import from_config, to_config
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
@@ -32,7 +32,8 @@ HEADER: dict[str, Any] = {
 
 
 def header(**fields: Any) -> Any:
-    return model_in(HEADER | {f"llama.{name.replace('__', '.')}": value for name, value in fields.items()}, set(), Path("m.gguf"))
+    header = Header(HEADER | {f"llama.{name.replace('__', '.')}": value for name, value in fields.items()}, set())
+    return model_in(header, Path("m.gguf"))
 
 
 def test_a_number_for_each_layer_is_read_where_all_are_equal() -> None:
@@ -75,7 +76,7 @@ def test_one_key_and_value_head_for_all_queries_of_gpt2_is_refused() -> None:
         from_config(config | {"attention_head_type": "multiquery"})
 
 
-def test_factors_of_rotary_frequencies_in_a_gguf_file_are_refused_unless_they_change_nothing(tmp_path: Path) -> None:
+def test_factors_of_rotary_frequencies_in_a_gguf_file_are_refused_unless_they_are_llamas_or_change_nothing(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="GGUF files are not tested: pip install -e '.[gguf]'")
     model = resolve_model(MODELS["llama"])
     network = ours(model, seed=1)
@@ -90,7 +91,7 @@ def test_factors_of_rotary_frequencies_in_a_gguf_file_are_refused_unless_they_ch
             )
             export_gguf(root, tmp_path / f"{name}.gguf")
     import_weights(tmp_path / "same.gguf", tmp_path / "same")
-    with pytest.raises(ConfigError, match=r"rope_freqs\.weight scales rotary positions"):
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight does not scale rotary positions as Llama 3.1 does"):
         import_weights(tmp_path / "scaled.gguf", tmp_path / "scaled")
     assert not (tmp_path / "scaled").exists()
 

@@ -85,7 +85,9 @@ def test_a_recipes_own_layout_stands_beside_the_fastest(plan: Any) -> None:
 
 def test_a_recipes_layout_that_a_cluster_cannot_hold_says_why_and_no_layout_says_nothing(plan: Any) -> None:
     code, printed, _ = plan("recipe=gpt3_175b", "cluster.nodes=12", "run.global_batch=1536")
-    assert code == 0 and "cannot be predicted here: layout.tensor=8 x layout.pipeline=8 = 64 ranks do not divide" in " ".join(printed.split())
+    assert code == 0 and "cannot be predicted here: layout.tensor=8 x layout.pipeline=8 = 64 ranks do not divide" in " ".join(
+        printed.split()
+    )
     assert json.loads(plan(*SMALL, "--json")[1])["configured"] is None
 
 

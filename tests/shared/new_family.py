@@ -21,6 +21,7 @@ from trainer.shared.run.schema import ResolvedModelConfig
 
 FILE = """
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
+from trainer.shared.families.gguf import GgufFormat
 
 FAMILY = Family(
     name="osprey",
@@ -52,7 +53,7 @@ FAMILY = Family(
         forms={"attention.qkv": "by kind"},
         inputs_first=True,
     ),
-    gguf="osprey",
+    gguf=GgufFormat(architecture="osprey"),
 )
 """
 

@@ -1,7 +1,8 @@
-"""Weights as one GGUF file, the format of llama.cpp, and back. It differs from the Hugging Face layout in three ways:
+"""Weights as one GGUF file, the format of llama.cpp, and back. It differs from the Hugging Face layout in four ways:
 
 - GPT-2's matrices are [out, in], BLOOM's and GPT-2's queries, keys and values are concatenated by kind,
-- LLaMA's query and key rows are ordered for rotary pairs (2i, 2i + 1) instead of (i, i + d/2),
+- Llama's query and key rows are ordered for rotary pairs (2i, 2i + 1) instead of (i, i + d/2),
+- norms that multiply by 1 + weight hold that sum,
 - matrices are F16 or Q8_0 (blocks of 32 with one scale), vectors F32.
 
 The package ``gguf`` (extra ``gguf``) provides the file format, the names of tensors, and all readable quantised types.
@@ -9,7 +10,7 @@ The package ``gguf`` (extra ``gguf``) provides the file format, the names of ten
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,17 @@ from torch import Tensor
 
 from trainer.convert.rules import rules
 from trainer.convert.tokenizer import gguf_fields
+from trainer.models.rope import angles
+from trainer.shared.families.gguf import GgufFormat
 from trainer.shared.families.registry import FAMILIES
-from trainer.shared.records.gguf_header import LENGTHS, SCALED, model_in, read_header
+from trainer.shared.records.gguf_header import FACTORS, LENGTHS, SCALED, Header, model_in, read_header
 from trainer.shared.records.model_files import check_same
+from trainer.shared.records.rope_factors import divisors, stretching
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten
 from trainer.shared.run.schema import ResolvedModelConfig
 
 DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
-FACTORS = "rope_freqs.weight"
-"""The tensor of divisors of the rotary frequencies."""
 BLOCK = 32
 """Number of values that share a scale in Q8_0."""
 
@@ -52,24 +54,26 @@ def write_file(
 ) -> None:
     """Writes ``tensors``, under their Hugging Face names, that come from the folders ``weights``. ``OSError`` if that fails."""
     gguf = library()
-    family = FAMILIES[model.family]
-    architecture, kind = family.gguf, gguf.GGMLQuantizationType[DTYPES[dtype]]
-    if not architecture:
+    family, kind = FAMILIES[model.family], gguf.GGMLQuantizationType[DTYPES[dtype]]
+    if family.gguf is None:
         raise ConfigError(
             f"model.family={model.family} cannot be exported as GGUF: no form of it is written here; export a Hugging Face folder"
         )
+    architecture = family.gguf.architecture
     if model.activation == "squared_relu":
         raise ConfigError("model.activation=squared_relu cannot be exported: GGUF has no such GPT-2; export a Hugging Face folder")
     names = [name_there(name, model) for rule in rules(model) for name in rule.theirs]
-    said = header(model, architecture)
-    check_same(flatten(model), flatten(model_in({"general.architecture": architecture, **said}, {*names}, path)), family)
+    said, factors = header(model, family.gguf), factors_of(model)
+    check_same(flatten(model), flatten(model_in(Header({"general.architecture": architecture, **said}, {*names}, factors), path)), family)
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=False)
     try:
         for name, value in said.items():
-            {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](name, value)
+            {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, bool: writer.add_bool}[type(value)](name, value)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{DTYPES[dtype]}"])
         for add, value in gguf_fields(tokenizer, model.vocab, weights) if tokenizer is not None else ():
             getattr(writer, add)(value)
+        for name, each in factors.items():
+            writer.add_tensor(name, np.array(each, dtype=np.float32))
         for name, tensor in tensors:
             values = arranged(name, tensor, model).float().numpy()
             form = gguf.GGMLQuantizationType.F32 if values.ndim == 1 or "wpe" in name else kind
@@ -83,7 +87,7 @@ def write_file(
         writer.close()
 
 
-def header(model: ResolvedModelConfig, architecture: str) -> dict[str, Any]:
+def header(model: ResolvedModelConfig, form: GgufFormat) -> dict[str, Any]:
     """Returns the fields of a file that describe the model."""
     fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in LENGTHS.items()}
     fields[f"attention.layer_norm{'_rms' if model.norm == 'rms' else ''}_epsilon"] = model.norm_eps
@@ -91,26 +95,53 @@ def header(model: ResolvedModelConfig, architecture: str) -> dict[str, Any]:
     if model.head_width * model.heads != model.hidden:
         fields |= {"attention.key_length": model.head_width, "attention.value_length": model.head_width}
     if model.positions == "rotary":
-        fields |= {"rope.dimension_count": model.head_width, "rope.freq_base": float(model.rope_theta)}
+        turning = round(model.rope.share * model.head_width) if form.partial else model.head_width
+        fields |= {"rope.dimension_count": turning, "rope.freq_base": float(model.rope_theta)}
     if scaling := SCALED.get(model.rope.kind):
         fields["rope.scaling.type"] = model.rope.kind
         fields |= {f"rope.scaling.{theirs}": getattr(model.rope, ours) for ours, theirs in scaling.items()}
-    return {f"{architecture}.{name}": value for name, value in fields.items()}
+    if model.rope.kind == "longrope":
+        fields |= {"rope.scaling.original_context_length": model.rope.original, "rope.scaling.attn_factor": angles(model, 0).magnitude}
+    values = flatten(model)
+    fields |= {one.name: one.write(values[ours]) for ours, one in form.fields.items() if values[ours] is not None}
+    return {f"{form.architecture}.{name}": value for name, value in fields.items()}
+
+
+def factors_of(model: ResolvedModelConfig) -> Mapping[str, Sequence[float]]:
+    """Returns the tensors of divisors of the rotary frequencies, by name."""
+    if model.rope.kind == "llama3":
+        width = round(model.rope.share * model.head_width)
+        found = divisors(model.rope, width, model.rope_theta)
+        told = stretching(found, width, model.rope_theta)
+        for name, value in (told or {"kind": None}).items():
+            if value != (given := getattr(model.rope, name)):
+                raise ConfigError(
+                    f"model.rope.{name}={given} cannot be exported: the factors of frequencies that a GGUF file holds do not tell it; "
+                    "export a Hugging Face folder"
+                )
+        return {"rope_freqs.weight": found}
+    if model.rope.kind == "longrope":
+        return {f"rope_factors_{which}.weight": getattr(model.rope, which) for which in ("short", "long")}
+    return {}
 
 
 def name_there(name: str, model: ResolvedModelConfig) -> str:
     """Returns GGUF's name of a tensor of the Hugging Face layout."""
     gguf = library()
     family = FAMILIES[model.family]
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.gguf.upper()], model.layers)
+    assert family.gguf is not None
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.gguf.architecture.upper()], model.layers)
     known = (names.get_name(n, (".weight", ".bias")) for n in (name, name.removeprefix(family.hub.root)))
     return str(next(filter(None, known)))
 
 
 def arranged(name: str, tensor: Tensor, model: ResolvedModelConfig, back: bool = False) -> Tensor:
-    """Reorders a tensor from the Hugging Face layout to GGUF's, or ``back``."""
-    arranged = FAMILIES[model.family].gguf_arranged
-    match next((way for end, way in arranged.items() if name.endswith(end)), "same"):
+    """Converts a tensor from the Hugging Face layout to GGUF's, or ``back``: another order, or the whole factor of a norm."""
+    family = FAMILIES[model.family]
+    assert family.gguf is not None
+    if family.norm_offset and name.endswith("norm.weight"):
+        return tensor.float() - 1 if back else tensor.float() + 1
+    match next((way for end, way in family.gguf.arranged.items() if name.endswith(end)), "same"):
         case "transposed":
             return tensor.t().contiguous()
         case "by kind":
@@ -127,16 +158,12 @@ class File:
     """A GGUF file of a ``model``: its ``fields`` and its tensors by their Hugging Face names. ``ConfigError`` if it cannot be read."""
 
     def __init__(self, source: Path, model: ResolvedModelConfig):
-        self.source, self.gguf, self.model, self.fields = source, library(), model, read_header(source)[0]
+        self.source, self.gguf, self.model, self.fields = source, library(), model, read_header(source).fields
         try:
             self.tensors = {tensor.name: tensor for tensor in self.gguf.GGUFReader(source).tensors}
         except (OSError, ValueError, IndexError, KeyError) as error:
             raise ConfigError(f"{source} cannot be read as GGUF: {error}; give a whole .gguf file") from None
         self.used: set[str] = set()
-        if FACTORS in self.tensors and (self._values(FACTORS) != 1).any():
-            raise ConfigError(
-                f"{source}: the tensor {FACTORS} scales rotary positions (as Llama 3.1 does); only unscaled ones are trained here"
-            )
 
     def _values(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         stored = self.tensors[name]
@@ -153,6 +180,6 @@ class File:
 
     def check_all_used(self) -> None:
         """Raises ``ConfigError`` for weights that would be left out."""
-        left = sorted(set(self.tensors) - self.used - {FACTORS})
+        left = sorted(set(self.tensors) - self.used - FACTORS.keys())
         if left:
             raise ConfigError(f"{self.source}: no place for {left[0]} (and {len(left) - 1} more); this variant is not trained here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer.shared.families.family import MATRICES, ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
+from trainer.shared.families.gguf import GgufFormat
 
 FAMILY = Family(
     name="bloom",
@@ -35,8 +36,7 @@ FAMILY = Family(
         },
         computed=(".self_attention.bias",),
     ),
-    gguf="bloom",
-    gguf_arranged=dict.fromkeys(("query_key_value.weight", "query_key_value.bias"), "by kind"),
+    gguf=GgufFormat(architecture="bloom", arranged=dict.fromkeys(("query_key_value.weight", "query_key_value.bias"), "by kind")),
     published=FamilyDefaults(
         models=(
             ReferenceModel("560M", 24, 1024, 16, 3e-4),

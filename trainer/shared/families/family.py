@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.shared.families.gguf import GgufFormat
 from trainer.shared.families.parts import BIASES, ROPE, ConfigPart
 
 MATRICES = ("qkv", "output", "up", "down")
@@ -90,8 +91,6 @@ LLAMA = HubFormat(
 )
 """Llama's, from which those of many others differ in little: they state the difference by ``dataclasses.replace``."""
 QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
-PAIRS = {f"{one}_proj.{part}": f"pairs of {kind}" for one, kind in (("q", "queries"), ("k", "keys")) for part in ("weight", "bias")}
-"""The order in which a GGUF file of Llama's architecture holds rows of queries and keys."""
 POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
 """Names that several of those families share."""
 
@@ -151,8 +150,7 @@ class Family:
     further_positions: int = 0  # rows of the position embedding beyond the sequence
     # names on disk, and facts about published models
     hub: HubFormat
-    gguf: str = ""  # its architecture in llama.cpp; "": not read or written here
-    gguf_arranged: Mapping[str, str] = field(default_factory=dict)  # differences from the hub's tensors, by the end of their name there
+    gguf: GgufFormat | None = None  # None: no such file is read or written here
     published: FamilyDefaults | None = None
 
     def default(self, name: str) -> Any:

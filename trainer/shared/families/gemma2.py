@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.shared.families.family import LLAMA, POST_NORMS, ConfigKey, Family
+from trainer.shared.families.gguf import WINDOW, GgufField, GgufFormat, gemma
 from trainer.shared.families.parts import ATTENTION_BIAS, ROPE, Config, ConfigPart, inverse, read_window, write_window
 
 NAMES = ("sliding_window", "layer_types", "query_pre_attn_scalar")
@@ -50,4 +51,13 @@ FAMILY = Family(
     defaults={"norm_at": "both", "activation": "geglu", "tied": True},
     norm_offset=True,
     hub=HUB,
+    gguf=GgufFormat(
+        architecture="gemma2",
+        fields={
+            "score_cap": GgufField("attn_logit_softcapping"),
+            "logit_cap": GgufField("final_logit_softcapping"),
+            "window": WINDOW,
+        },
+        implied=lambda given: gemma(given, layers_27b=46, every=2),
+    ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.shared.families.family import QUERY_KEY_NORMS, Family
 from trainer.shared.families.gemma2 import HUB, scales
+from trainer.shared.families.gguf import WINDOW, GgufFormat, gemma
 from trainer.shared.families.parts import ATTENTION_BIAS, FULL, ROPE, SLIDING, Config, ConfigPart, NotUnderstood, read_rope, write_rope
 
 
@@ -45,5 +46,10 @@ FAMILY = Family(
         expected={**HUB.expected, "attn_logit_softcapping": None},  # read by none of their networks
         parts=(ConfigPart((*ROPE.names, "rope_local_base_freq"), read, write), ATTENTION_BIAS, scales(6)),
         block={**HUB.block, **QUERY_KEY_NORMS},
+    ),
+    gguf=GgufFormat(
+        architecture="gemma3",
+        fields={"window": WINDOW},
+        implied=lambda given: gemma(given, layers_27b=62, every=6, **{"rope.local_theta": 1e4}),
     ),
 )

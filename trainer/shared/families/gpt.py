@@ -8,6 +8,7 @@ NeMo tool's table.
 from __future__ import annotations
 
 from trainer.shared.families.family import MATRICES, ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
+from trainer.shared.families.gguf import GgufFormat
 
 ACTIVATIONS = {"gelu": "gelu_new", "gelu_exact": "gelu", "squared_relu": "relu2", "relu": "relu"}
 """``gelu`` is its tanh form, ``squared_relu`` Primer's max(x, 0)^2."""
@@ -51,8 +52,7 @@ FAMILY = Family(
         inputs_first=True,
         computed=(".attn.bias", ".attn.masked_bias"),
     ),
-    gguf="gpt2",
-    gguf_arranged=dict.fromkeys(("attn.c_attn.weight", "c_proj.weight", "c_fc.weight"), "transposed"),
+    gguf=GgufFormat(architecture="gpt2", arranged=dict.fromkeys(("attn.c_attn.weight", "c_proj.weight", "c_fc.weight"), "transposed")),
     published=FamilyDefaults(
         models=(
             ReferenceModel("126M", 12, 768, 12, 6e-4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.shared.families.family import MATRICES, ConfigKey, Family, HubFormat
+from trainer.shared.families.gguf import GgufField, GgufFormat
 from trainer.shared.families.parts import ROPE, Config, ConfigPart, biases, read_rope, write_rope
 
 ACTIVATIONS = {"gelu_exact": "gelu", "gelu": "gelu_new", "relu": "relu", "squared_relu": "relu2"}
@@ -61,5 +62,15 @@ FAMILY = Family(
         },
         output="embed_out.weight",
         computed=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+    ),
+    gguf=GgufFormat(
+        architecture="gptneox",
+        fields={
+            "residual": GgufField(
+                "use_parallel_residual", lambda there: "parallel" if there else "sequential", lambda ours: ours == "parallel"
+            )
+        },
+        arranged=dict.fromkeys(("query_key_value.weight", "query_key_value.bias"), "by kind"),
+        partial=True,
     ),
 )

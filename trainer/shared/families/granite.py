@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.shared.families.family import LLAMA, ConfigKey, Family
+from trainer.shared.families.gguf import INVERSE, PAIRS, GgufField, GgufFormat
 from trainer.shared.families.parts import ConfigPart, inverse
 
 LOGITS = ConfigPart(
@@ -25,5 +26,15 @@ FAMILY = Family(
             ConfigKey("attention_scale", "attention_multiplier", default=1.0),
         ),
         parts=(*LLAMA.parts, LOGITS),
+    ),
+    gguf=GgufFormat(
+        architecture="granite",
+        fields={
+            "attention_scale": GgufField("attention.scale"),
+            "embedding_scale": GgufField("embedding_scale"),
+            "residual_scale": GgufField("residual_scale"),
+            "logit_scale": INVERSE,
+        },
+        arranged=PAIRS,
     ),
 )

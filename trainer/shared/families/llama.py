@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from trainer.shared.families.family import LLAMA, PAIRS, Family, FamilyDefaults, ReferenceModel
+from trainer.shared.families.family import LLAMA, Family, FamilyDefaults, ReferenceModel
+from trainer.shared.families.gguf import PAIRS, GgufFormat
 
 FAMILY = Family(
     name="llama",
     order=1,
     hub=LLAMA,
-    gguf="llama",
-    gguf_arranged=PAIRS,
+    gguf=GgufFormat(architecture="llama", arranged=PAIRS),
     published=FamilyDefaults(
         models=(
             ReferenceModel("160M", 12, 768, 12, 3e-4),  # below 7B: GPT-3's depth and width, LLaMA's everything else

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainer.shared.families.family import LLAMA, PAIRS, Family
+from trainer.shared.families.family import LLAMA, Family
+from trainer.shared.families.gguf import PAIRS, GgufFormat
 from trainer.shared.families.parts import ROPE, one_window
 
 FAMILY = Family(
     name="mistral",
     hub=replace(LLAMA, model_type="mistral", architecture="MistralForCausalLM", parts=(ROPE, one_window(4096))),
-    gguf="llama",
-    gguf_arranged=PAIRS,
+    gguf=GgufFormat(architecture="llama", arranged=PAIRS),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.shared.families.family import LLAMA, POST_NORMS, QUERY_KEY_NORMS, Family
+from trainer.shared.families.gguf import GgufFormat
 from trainer.shared.families.parts import ATTENTION_BIAS, ROPE
 
 FAMILY = Family(
@@ -17,4 +18,5 @@ FAMILY = Family(
         parts=(ROPE, ATTENTION_BIAS),
         block={**LLAMA.block, **POST_NORMS, **QUERY_KEY_NORMS},
     ),
+    gguf=GgufFormat(architecture="olmo2"),
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.shared.families.family import LLAMA, Family
+from trainer.shared.families.gguf import WINDOW, GgufFormat
 from trainer.shared.families.parts import ROPE, Config, ConfigPart, one_window
 
 
@@ -25,4 +26,5 @@ FAMILY = Family(
         block={**LLAMA.block, "attention.qkv": "self_attn.qkv_proj", "mlp.up": "mlp.gate_up_proj"},
         forms={"attention.qkv": "by kind"},
     ),
+    gguf=GgufFormat(architecture="phi3", fields={"window": WINDOW}, partial=True),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.shared.families.family import LLAMA, Family
+from trainer.shared.families.gguf import GgufFormat
 from trainer.shared.families.parts import ROPE, WINDOW
 
 FAMILY = Family(
     name="qwen2",
     defaults={"biases": ("qkv",)},
     hub=replace(LLAMA, model_type="qwen2", architecture="Qwen2ForCausalLM", parts=(ROPE, WINDOW)),
-    gguf="qwen2",
+    gguf=GgufFormat(architecture="qwen2"),
 )

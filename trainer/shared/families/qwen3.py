@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.shared.families.family import LLAMA, QUERY_KEY_NORMS, Family
+from trainer.shared.families.gguf import GgufFormat
 from trainer.shared.families.parts import ATTENTION_BIAS, ROPE, WINDOW
 
 FAMILY = Family(
@@ -17,5 +18,5 @@ FAMILY = Family(
         parts=(ROPE, ATTENTION_BIAS, WINDOW),
         block={**LLAMA.block, **QUERY_KEY_NORMS},
     ),
-    gguf="qwen3",
+    gguf=GgufFormat(architecture="qwen3"),
 )

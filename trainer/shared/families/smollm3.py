@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.shared.families.family import LLAMA, Family
+from trainer.shared.families.gguf import PAIRS, GgufFormat
 from trainer.shared.families.parts import BIASES, WINDOW, Config, ConfigPart, NotUnderstood, rope
 
 
@@ -41,4 +42,5 @@ FAMILY = Family(
         architecture="SmolLM3ForCausalLM",
         parts=(rope(2e6), BIASES, WINDOW, ConfigPart(("no_rope_layers", "no_rope_layer_interval"), read, write)),
     ),
+    gguf=GgufFormat(architecture="smollm3", implied=lambda given: {"rope.skip_every": 4}, arranged=PAIRS),
 )

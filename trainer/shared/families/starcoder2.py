@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.shared.families.family import LLAMA, MATRICES, ConfigKey, Family
+from trainer.shared.families.gguf import GgufFormat
 from trainer.shared.families.parts import ROPE, biases, one_window
 
 OWN = {"activation", "norm_eps"}
@@ -25,5 +26,5 @@ FAMILY = Family(
         block={**LLAMA.block, "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
         forms={"attention.qkv": "by kind"},
     ),
-    gguf="starcoder2",
+    gguf=GgufFormat(architecture="starcoder2"),
 )

@@ -5,12 +5,14 @@ Form: ggml's docs/gguf.md. Numbers are little-endian; a text is its length and U
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.records.rope_factors import shortest, stretching
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import check_model, resolve_model
@@ -21,57 +23,86 @@ LENGTHS = {"layers": "block_count", "hidden": "embedding_length", "ffn": "feed_f
 UNDERSTOOD = {
     *LENGTHS.values(), "vocab_size", "rope.freq_base", "rope.scaling.type", "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon", "attention.causal", "tensor_data_layout", "attention.key_length",
+    "rope.scaling.original_context_length", "rope.scaling.attn_factor",
 }  # fmt: skip
 """Fields of an architecture that are read, or whose value is the same for every model here."""
 SCALED = {"none": {}, "linear": {"factor": "factor"}, "yarn": {"factor": "factor", "original": "original_context_length"}}
 """Keys of ``model.rope`` by ``rope.scaling.type``, and their fields behind ``rope.scaling.``."""
 BIASES = {"qkv": "attn_qkv attn_q", "output": "attn_output", "up": "ffn_up", "down": "ffn_down"}
 """Tensors of a block that have a bias if a matrix has one."""
+FACTORS = {"rope_freqs.weight": "llama3", "rope_factors_short.weight": "longrope", "rope_factors_long.weight": "longrope"}
+"""Tensors of divisors of the rotary frequencies, a number for each pair of dimensions, and the kind of scaling that they mean."""
+F32, ALIGNMENT = 0, 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 MOST_BYTES = 1 << 26
 """The longest plausible text: a header with a longer one is damaged."""
 
 
-def read_header(source: Path) -> tuple[dict[str, Any], set[str]]:
-    """Reads the fields and names of tensors. Raises ``ConfigError`` if they cannot be read."""
+class Header(NamedTuple):
+    """The parts of a file that tell its model."""
+
+    fields: Mapping[str, Any]
+    tensors: set[str]
+    factors: Mapping[str, Sequence[float]] = {}  # the values of those of ``FACTORS``
+
+
+def read_header(source: Path) -> Header:
+    """Reads a file's header and its factors of rotary frequencies. Raises ``ConfigError`` if they cannot be read."""
     try:
         with source.open("rb") as file:
             if _bytes(file, 4) != b"GGUF" or _number(file, "I") not in (2, 3):
                 raise ValueError("it is none of version 2 or 3")
             tensors, fields = _number(file, "Q"), _number(file, "Q")
             known = {_text(file): _value(file, _number(file, "I")) for _ in range(fields)}
-            return known, {_tensor(file) for _ in range(tensors)}
-    except (OSError, ValueError, KeyError) as error:
+            stored = dict(_tensor(file) for _ in range(tensors))
+            aligned = int(known.get("general.alignment", ALIGNMENT))
+            begin = -(-file.tell() // aligned) * aligned
+            factors = {name: _factors(file, begin, name, *stored[name]) for name in FACTORS if name in stored}
+            return Header(known, {*stored}, factors)
+    except (OSError, ValueError, KeyError, ZeroDivisionError) as error:
         raise ConfigError(f"{source} cannot be read as GGUF: {error}; give a whole .gguf file") from None
 
 
-def model_in(fields: Mapping[str, Any], tensors: set[str], source: Path) -> ResolvedModelConfig:
+def model_in(header: Header, source: Path) -> ResolvedModelConfig:
     """Returns the model that a header describes. Raises ``ConfigError`` if that is not trained here."""
+    fields, tensors, factors = header
     architecture = fields.get("general.architecture")
-    families = {family.gguf: family for family in reversed(FAMILIES.values()) if family.gguf}  # of several, the first
+    families = {family.gguf.architecture: family for family in reversed(FAMILIES.values()) if family.gguf}  # of several, the first
     family = families.get(str(architecture))
-    if family is None:
+    if family is None or family.gguf is None:
         raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(families)}")
     lengths = {ours: _length(fields, f"{architecture}.{theirs}", source) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
     lengths["kv_heads"] = _length(fields, f"{architecture}.{LENGTHS['kv_heads']}", source, lengths["heads"])
     if (width := fields.get(f"{architecture}.attention.key_length")) and width * lengths["heads"] != lengths["hidden"]:
         lengths["head_width"] = int(width)
+    width = int(width or lengths["hidden"] // max(1, lengths["heads"]))
     scaling = _scaling(fields, f"{architecture}.rope.scaling.", source)
     known = {f"rope.scaling.{name}" for name in SCALED[scaling["kind"].replace("default", "none")].values()}
-    _check_understood(fields, f"{architecture}.", width or lengths["hidden"] // max(1, lengths["heads"]), source, known)
+    known |= {one.name for one in family.gguf.fields.values()}
+    turning = fields.get(f"{architecture}.rope.dimension_count")
+    if family.gguf.partial and turning and turning < width:
+        scaling["share"] = turning / width
+        known.add("rope.dimension_count")
+    _check_understood(fields, f"{architecture}.", width, source, known)
     vocab = fields.get(f"{architecture}.vocab_size") or len(fields.get("tokenizer.ggml.tokens", ()))
     eps = fields.get(f"{architecture}.attention.layer_norm{'_rms' if family.default('norm') == 'rms' else ''}_epsilon", 1e-5)
     rope = float(fields.get(f"{architecture}.rope.freq_base", 10000.0))
-    facts = {
+    facts: dict[str, Any] = {
         "family": family.name,
         "vocab": int(vocab),
         "tied": "output.weight" not in tensors,
-        "norm_eps": _shortest(eps),
+        "norm_eps": shortest(eps),
         "rope_theta": rope,
-        "rope": scaling,
+        "rope": scaling | _scaled(fields, f"{architecture}.rope.scaling.", factors, turning or width, rope, lengths["seq"], source),
         "biases": [ours for ours, theirs in BIASES.items() if any(f"blk.0.{name}.bias" in tensors for name in theirs.split())],
     }
+    for ours, one in family.gguf.fields.items():
+        if (value := fields.get(f"{architecture}.{one.name}")) is not None:
+            facts[ours] = one.read(shortest(value) if isinstance(value, float) else value)
+    implied = family.gguf.implied({"head_width": width} | facts | lengths)
+    facts["rope"] |= {key.removeprefix("rope."): value for key, value in implied.items() if key.startswith("rope.")}
+    facts |= {key: value for key, value in implied.items() if not key.startswith("rope.")}
     model = from_dict(ModelConfig, facts | lengths, "model.")
     check_model(model)
     return resolve_model(model)
@@ -97,6 +128,29 @@ def _scaling(fields: Mapping[str, Any], prefix: str, source: Path) -> dict[str, 
     return {"kind": kind if found else "default", **found}
 
 
+def _scaled(
+    fields: Mapping[str, Any], prefix: str, factors: Mapping[str, Sequence[float]], width: int, theta: float, seq: int, source: Path
+) -> dict[str, Any]:
+    """Returns the keys of ``model.rope`` that a file states by its divisors of the frequencies."""
+    kind = next((kind for name, kind in FACTORS.items() if name in factors and set(factors[name]) != {1.0}), None)
+    if kind == "llama3":
+        stretched = stretching([*factors["rope_freqs.weight"]], width, theta)
+        if stretched is None:
+            raise ConfigError(
+                f"{source}: the tensor rope_freqs.weight does not scale rotary positions as Llama 3.1 does, which is trained here"
+            )
+        return {"kind": kind, **stretched}
+    if kind is None:
+        return {}
+    original = int(fields.get(f"{prefix}original_context_length") or seq)
+    longer = max(1.0, seq / original)
+    found: dict[str, Any] = {"kind": kind, "original": original, "factor": longer}
+    found |= {ours: [shortest(each) for each in factors[f"rope_factors_{ours}.weight"]] for ours in ("short", "long")}
+    usual = math.sqrt(1 + math.log(longer) / math.log(original)) if longer > 1 else 1.0
+    magnitude = float(fields.get(f"{prefix}attn_factor", 1.0))
+    return found if math.isclose(magnitude, usual, rel_tol=1e-6) else found | {"magnitude": shortest(magnitude)}
+
+
 def _check_understood(fields: Mapping[str, Any], prefix: str, head: int, source: Path, known: set[str]) -> None:
     """Raises ``ConfigError`` for a field of the architecture that would make another model than the one read here. A field that is off (0,
     false) would not."""
@@ -107,12 +161,6 @@ def _check_understood(fields: Mapping[str, Any], prefix: str, head: int, source:
             continue
         allowed = f"only {widths[key]} is trained here" if key in widths else "nothing here understands it"
         raise ConfigError(f"{source}: {name}={value!r} cannot be imported; {allowed}")
-
-
-def _shortest(value: float) -> float:
-    """Returns the shortest number that is the same in single precision: the one that was written."""
-    single = struct.pack("<f", value)
-    return next(short for digits in range(1, 18) if struct.pack("<f", short := float(f"{value:.{digits}g}")) == single)
 
 
 def _bytes(file: IO[bytes], count: int) -> bytes:
@@ -139,8 +187,15 @@ def _value(file: IO[bytes], kind: int) -> Any:
     return _number(file, SCALARS[kind])
 
 
-def _tensor(file: IO[bytes]) -> str:
-    """Returns a tensor's name; skips shape (64 bits each), type (32) and offset (64)."""
+def _tensor(file: IO[bytes]) -> tuple[str, tuple[int, int, int]]:
+    """Returns a tensor's name, and its number of elements, type and offset."""
     name = _text(file)
-    _bytes(file, 8 * _number(file, "I") + 12)
-    return name
+    shape = [_number(file, "Q") for _ in range(_number(file, "I"))]
+    return name, (math.prod(shape), _number(file, "I"), _number(file, "Q"))
+
+
+def _factors(file: IO[bytes], begin: int, name: str, count: int, kind: int, offset: int) -> list[float]:
+    if kind != F32:
+        raise ValueError(f"the tensor {name} is not in 4 bytes")
+    file.seek(begin + offset)
+    return [*struct.unpack(f"<{count}f", _bytes(file, 4 * count))]

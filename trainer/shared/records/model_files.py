@@ -145,7 +145,7 @@ def to_import(source: Path) -> tuple[Path, ResolvedModelConfig]:
     """Finds the weights to be imported, a Hugging Face folder or a GGUF file (alone, or ``GGUF_FILE`` of a folder), and their model. Raises
     ``ConfigError`` if there are none that can be read."""
     file = source / GGUF_FILE if (source / GGUF_FILE).is_file() else source
-    return file, model_in(*read_header(file), file) if file.suffix == GGUF else _with_weights(file)
+    return file, model_in(read_header(file), file) if file.suffix == GGUF else _with_weights(file)
 
 
 def _with_weights(folder: Path) -> ResolvedModelConfig:
