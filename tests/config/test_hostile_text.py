@@ -46,8 +46,10 @@ def test_a_plan_of_inference_shows_the_name_of_a_device_as_it_is(more: list[str]
     assert NAMES[0] in capsys.readouterr().out.splitlines()[0]
 
 
-@pytest.mark.parametrize("source", NAMES)
-@pytest.mark.parametrize("verb", [["validate"], ["validate", "--sweeps"], ["search", "--replay"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("verb", "source"),
+    [*((["validate"], name) for name in NAMES), (["validate", "--sweeps"], NAMES[0]), (["search", "--replay"], NAMES[2])],
+)
 def test_tables_show_a_source_as_it_is(source: str, verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*verb, table_of(source)]) == 0
     assert source in capsys.readouterr().out

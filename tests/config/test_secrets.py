@@ -93,8 +93,15 @@ def test_the_refusal_names_the_key_and_the_remedy_and_does_not_repeat_the_value(
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("address", ["http://me:hunter2@host:5000", "postgresql://me:hunter2@host/mlflow", "https://host/?token=hunter2"])
-@pytest.mark.parametrize("verb", [["train"], ["train", "-m", "run.seed=1,2"], ["search", "data=synthetic"], ["plan"]])
+@pytest.mark.parametrize(
+    ("address", "verb"),
+    [
+        ("http://me:hunter2@host:5000", ["train"]),
+        ("postgresql://me:hunter2@host/mlflow", ["train", "-m", "run.seed=1,2"]),
+        ("https://host/?token=hunter2", ["search", "data=synthetic"]),
+        ("http://me:hunter2@host:5000", ["plan"]),
+    ],
+)
 def test_a_password_in_the_address_of_mlflow_is_refused_before_anything_is_written(
     address: str, verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

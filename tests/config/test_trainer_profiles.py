@@ -28,7 +28,9 @@ def own(tmp_path: Path) -> Path:
     return folder.parent
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.campaign("words")] * bool(i % 3)) for i, name in enumerate(profile_names())]
+)
 def test_a_profile_is_the_same_for_tables_and_for_runs(name: str) -> None:
     assert compose([f"trainer={name}"]).trainer == profile(name)
 

@@ -145,7 +145,10 @@ PODS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("override", "message"), PODS, ids=[override for override, _ in PODS])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [pytest.param(*case, id=case[0], marks=[pytest.mark.campaign("words")] * bool(i % 3)) for i, case in enumerate(PODS)],
+)
 def test_what_an_api_server_would_refuse_is_said_before_it_is_asked(override: str, message: str) -> None:
     refused_in_pods(message, override)
 

@@ -257,14 +257,20 @@ def test_a_layout_that_a_trainer_has_no_words_for_is_refused_by_its_key() -> Non
     assert inexpressible(profile("trireme"), LayoutConfig(tensor=2, data=4)) == []
 
 
-@pytest.mark.parametrize("name", sorted(LOGS))
+TUNINGS = [
+    (["recipe=llama_7b_lora"], "tune.method=lora, only full"),
+    (["recipe=gpt3_5b_p_tuning"], "tune.method=p_tuning, only full"),
+    (["recipe=llama_7b_sft", "tune.base=base"], "tune.base=base, only null"),
+    (["recipe=llama_7b_sft", "data.kind=instructions"], "data.kind=instructions, only corpus or synthetic"),
+]
+
+
 @pytest.mark.parametrize(
-    ("words", "refused"),
+    ("name", "words", "refused"),
     [
-        (["recipe=llama_7b_lora"], "tune.method=lora, only full"),
-        (["recipe=gpt3_5b_p_tuning"], "tune.method=p_tuning, only full"),
-        (["recipe=llama_7b_sft", "tune.base=base"], "tune.base=base, only null"),
-        (["recipe=llama_7b_sft", "data.kind=instructions"], "data.kind=instructions, only corpus or synthetic"),
+        pytest.param(name, *tuning, marks=[pytest.mark.campaign("words")] * (i % len(TUNINGS) != j))
+        for i, name in enumerate(sorted(LOGS))
+        for j, tuning in enumerate(TUNINGS)
     ],
 )
 def test_a_tuning_is_refused_where_it_would_be_a_training_from_the_start(name: str, words: list[str], refused: str) -> None:

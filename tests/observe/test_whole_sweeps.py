@@ -89,7 +89,7 @@ if int(os.environ["RANK"]) == 0:
 """
 
 
-@pytest.mark.parametrize("agree", [True, False])
+@pytest.mark.parametrize("agree", [True, pytest.param(False, marks=pytest.mark.campaign("launchers"))])
 def test_a_layout_that_trains_another_model_never_wins_silently(
     agree: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,9 +48,10 @@ def search(
     return policy, proposed
 
 
-def test_the_planted_best_is_found_with_a_small_part_of_the_trials() -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.campaign("words"))])
+def test_the_planted_best_is_found_with_a_small_part_of_the_trials(count: int) -> None:
     behind, trials = [], []
-    for seed in range(15):
+    for seed in range(count):
         planted = Planted(seed)
         policy, stop = search(planted)
         behind.append(policy.best_seconds() / planted.best - 1)  # type: ignore[operator]
@@ -61,9 +62,10 @@ def test_the_planted_best_is_found_with_a_small_part_of_the_trials() -> None:
 
 
 @pytest.mark.parametrize("memory_factor", [0.85, 1.15])
-def test_a_memory_model_that_is_off_costs_few_trials(memory_factor: float) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(30, marks=pytest.mark.campaign("words"))])
+def test_a_memory_model_that_is_off_costs_few_trials(memory_factor: float, count: int) -> None:
     behind, trials = [], []
-    for seed in range(8):
+    for seed in range(count):
         planted = Planted(seed, memory_factor=memory_factor)
         policy, _ = search(planted)
         behind.append(policy.best_seconds() / planted.best - 1)  # type: ignore[operator]
@@ -272,10 +274,11 @@ def test_one_step_ends_a_trial_that_is_slower_by_more_than_steps_scatter(
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_giving_up_hopeless_trials_does_not_change_the_winner(first: int) -> None:
+@pytest.mark.parametrize("count", [6, pytest.param(30, marks=pytest.mark.campaign("words"))])
+def test_giving_up_hopeless_trials_does_not_change_the_winner(first: int, count: int) -> None:
     """Steps scatter by 2 %; a trial given up is known by its first step, or its first three, only."""
     draw = np.random.default_rng(0)
-    for seed in range(15):
+    for seed in range(count):
         planted = Planted(seed, count=80)
 
         def measure(trial: SearchTrial, planted: Planted = planted) -> TrialObservation:

@@ -113,7 +113,10 @@ def test_a_disturbed_trial_does_not_lead_the_search_far_astray() -> None:
     assert behind is not None and behind <= 0.1
 
 
-@pytest.mark.parametrize(("spread", "warmup"), [(0.0, 1), (0.007, 1), (0.007, 3), (0.05, 2)])
+@pytest.mark.parametrize(
+    ("spread", "warmup"),
+    [(0.007, 1), (0.05, 2), *(pytest.param(*each, marks=pytest.mark.campaign("words")) for each in ((0.0, 1), (0.007, 3)))],
+)
 def test_steps_that_scatter_cost_more_steps_and_not_the_answer(replays: list[Replay], spread: float, warmup: int) -> None:
     """A trial ends after few steps only where they scatter little: what a search chooses is as good as without any scatter."""
     random = np.random.default_rng(0)

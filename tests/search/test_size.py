@@ -52,7 +52,7 @@ def test_more_of_anything_buys_a_larger_model() -> None:
 
 
 def test_the_size_fills_the_days_and_never_exceeds_them() -> None:
-    for days in (1, 3, 10, 24, 30, 34, 100):
+    for days in (1, 10, 34):
         for family in FAMILY_DEFAULTS:
             budget, seconds = Budget(256, days), seconds_at(256, 150, "none")
             choice = largest(family, budget, 300e9, seconds)

@@ -108,7 +108,14 @@ def test_the_loss_of_every_layout_is_that_of_the_plain_network_on_held_out_text(
         assert found["read_in_training"] is False
 
 
-@pytest.mark.parametrize("layout", [{}, {"tensor": 2, "pipeline": 2}, LAYOUTS[4]], ids=["one", "tensor pipeline", "sharded recomputed"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({}, id="one", marks=pytest.mark.campaign("generate")),
+        pytest.param({"tensor": 2, "pipeline": 2}, id="tensor pipeline", marks=pytest.mark.campaign("generate")),
+        pytest.param(LAYOUTS[4], id="sharded recomputed"),
+    ],
+)
 def test_validation_during_training_changes_nothing_and_is_that_of_the_checkpoint(
     farm: Farm, corpus: DataConfig, layout: dict[str, Any]
 ) -> None:

@@ -279,7 +279,10 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], graph: Any, *words
     return said.err
 
 
-@pytest.mark.parametrize(("change", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.campaign("words")] * bool(i % 3)) for i, (name, *case) in enumerate(WRONG)],
+)
 def test_a_wrong_graph_is_one_plain_line_and_nothing_is_started(
     folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
 ) -> None:
@@ -298,7 +301,9 @@ UNSENDABLE = {
 }
 
 
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry run"])
+@pytest.mark.parametrize(
+    "dry", [pytest.param([], id="run", marks=pytest.mark.campaign("words")), pytest.param(["--dry-run"], id="dry run")]
+)
 @pytest.mark.parametrize(("message", "words"), UNSENDABLE.items(), ids=[" ".join(words) for words in UNSENDABLE.values()])
 def test_what_no_cluster_would_be_sent_is_refused_with_its_stage_in_a_dry_run_too(
     folder: Path, capsys: pytest.CaptureFixture[str], message: str, words: list[str], dry: list[str]

@@ -34,7 +34,8 @@ def each(env: RankEnv, folder: Path, configs: dict[str, dict[str, Any]]) -> None
 @pytest.mark.parametrize(
     ("model", "layout", "methods"),
     [
-        ({"layers": 1}, {}, ["full", "lora"]),  # a frozen embedding hands its block no gradient, whose backward must not seem idle
+        # a frozen embedding hands its block no gradient, whose backward must not seem idle
+        pytest.param({"layers": 1}, {}, ["full", "lora"], marks=pytest.mark.campaign("compiler")),
         pytest.param({"layers": 1, "family": "bloom"}, {"recompute": "selective"}, ["full"], marks=pytest.mark.campaign("compiler")),
         *(
             pytest.param({"layers": 2, "family": family}, {}, [method], marks=pytest.mark.campaign("compiler"))
@@ -78,10 +79,11 @@ def counted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
         (folder / "graphs.json").write_text(json.dumps(graphs | {"breaks": sum(counters["graph_break"].values())}))
 
 
-CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+LONGER = pytest.mark.campaign("compiler")
+CASES = [
     ({"family": "llama"}, {"tensor": 2, "sequence_parallel": True}),
-    ({"vocab": 5}, {"tensor": 4}),  # the last rank's words are all padding
-    ({"dropout": 0.1, "attention": "unfused"}, {"tensor": 2, "recompute": "selective"}),
+    pytest.param({"vocab": 5}, {"tensor": 4}, marks=LONGER),  # the last rank's words are all padding
+    pytest.param({"dropout": 0.1, "attention": "unfused"}, {"tensor": 2, "recompute": "selective"}, marks=LONGER),
     ({}, {"pipeline": 2, "schedule": "zero_bubble"}),
     ({"family": "llama", "dropout": 0.1}, {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}),
 ]

@@ -60,10 +60,10 @@ def weighed(env: RankEnv, folder: Path, config: dict[str, Any], pads: bool) -> N
         torch.save(weights | {"last": last, "rows": vocabulary_rows(VOCAB, 1)}, folder / "weights.pt")
 
 
-LAYOUTS: list[dict[str, Any]] = [
+LAYOUTS = [
     {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}},
     {"tensor": 2, "sequence_parallel": True},
-    {"pipeline": 2},
+    pytest.param({"pipeline": 2}, marks=pytest.mark.campaign("layouts")),
 ]
 
 

@@ -67,7 +67,7 @@ def told(env: RankEnv, out: Path, folder: str, layouts: list[dict[str, int]]) ->
         (out / "answers.json").write_text(json.dumps(answers))
 
 
-@pytest.mark.parametrize("method", ["lora", "p_tuning"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("p_tuning", marks=pytest.mark.campaign("generate"))])
 def test_tuned_text_is_the_same_under_every_layout(farm: Farm, tmp_path: Path, method: str) -> None:
     """Of one that is merged, and of one that is not."""
     tuned(farm, tmp_path, method)

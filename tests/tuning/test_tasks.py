@@ -41,7 +41,11 @@ def run_of(examples: dict[str, Any], folder: Path, method: str, only: int | None
 @pytest.mark.parametrize(
     ("method", "layout"),
     [
-        ("prompt", {"tensor": 2, "sequence_parallel": True, "pipeline": 2, "schedule": "zero_bubble"}),
+        pytest.param(
+            "prompt",
+            {"tensor": 2, "sequence_parallel": True, "pipeline": 2, "schedule": "zero_bubble"},
+            marks=pytest.mark.campaign("layouts"),
+        ),
         ("p_tuning", {"data": 4, "sharding": {"params": 2, "grads": 2, "optimizer": 4}}),
     ],
     ids=["prompt", "p_tuning"],
