@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,9 +30,13 @@ ELSE = "else"
 """Entry of a table of words that stands for every other value."""
 DERIVED = (
     *("ranks", "nodes", "ranks_per_node", "micro_batches", "layers_per_chunk", "sequences_per_replica"),
-    *("tokens_per_step", "tokens_per_micro_batch", "vocab_without_end", ZERO),
-    *("even_heads", "window_before", "expert_width", "expert_blocks", "value_width", "query_groups", "stage_symbols"),
+    *("tokens_per_step", "tokens_per_micro_batch", "vocab_without_end", ZERO, "stage_symbols"),
 )
+NETWORK = (
+    *("even_heads", "window_before", "expert_width", "expert_blocks", "value_width", "query_groups"),
+    *("rope_form", "score_magnitude"),
+)
+"""Derived names that depend on the model alone."""
 IMPLIED = {
     "tokens_per_micro_batch": ("layout.micro_batch",),
     "layers_per_chunk": ("layout.virtual_pipeline",),
@@ -42,6 +47,7 @@ IMPLIED = {
     "value_width": ("model.latent.value",),
     "query_groups": ("model.kv_heads",),
     "stage_symbols": ("layout.balance",),
+    "rope_form": ("model.rope.kind", "model.rope.original", "model.rope.magnitude"),
 }
 """Keys that a profile expresses by using a derived name."""
 FREE = ("layout.data",)
@@ -112,27 +118,45 @@ def values_of(config: Config) -> dict[str, Any]:
         *(size, config.cluster.nodes, min(size, config.cluster.gpus_per_node), micro_batches(run)),
         *(run.model.layers // (layout.pipeline * layout.virtual_pipeline), batch // (layout.data or 1)),
         *(batch * run.model.seq, layout.micro_batch * run.model.seq, run.model.vocab - 1, zero_stage(layout)),
-        *_network(resolve_model(run.model)),
         _stage_symbols(run.model, layout),
     )
-    values |= dict(zip(DERIVED, derived, strict=True))
+    values |= dict(zip(DERIVED, derived, strict=True)) | _network(resolve_model(run.model))
     values |= {"script": launch.script, "trainer": config.trainer.name} | ({"python": launch.python} if launch.python else {})
     for name, choice in launch.variables.items():
         values[name] = _data(_chosen(f"trainer.launch.variables.{name}", choice, values), values)
     return values
 
 
-def _network(model: ResolvedModelConfig) -> tuple[Any, ...]:
-    """Returns whether heads divide the hidden width evenly, positions before a query that it sees, inner width of an expert, which blocks
-    have experts (``all``, or a Python list of 0 and 1), width of a value, groups of queries that share keys (``none`` with latents)."""
+def _network(model: ResolvedModelConfig) -> dict[str, Any]:
+    """Returns the values of ``NETWORK``: whether heads divide the hidden width evenly, positions before a query that it sees, inner width
+    of an expert, which blocks have experts (``all``, or a list of 0 and 1), width of a value, groups of queries that share keys (``none``
+    with latents), scaling of rotary positions (``llama3 from 8192``, ``latent yarn from 4096``), and with latents the scale of YaRN's
+    factor of magnitudes by whose square scores grow (DeepSeek-V2's ``mscale_all_dim``)."""
     experts = model.experts
     has = [int(block >= experts.dense_layers and (block + 1) % experts.every == 0) for block in range(model.layers)]
     runs = f"[0]*{experts.dense_layers}+[1]*{model.layers - experts.dense_layers}"
     blocks = "all" if all(has) or not experts.count else runs if experts.every == 1 else str(has).replace(" ", "")
-    return (
+    found = (
         *(model.query_width == model.hidden, None if model.window is None else model.window - 1, experts.ffn or model.ffn),
         *(blocks, model.latent.value or model.head_width, "none" if model.latent.kv_rank else model.kv_heads),
+        *(_rope_form(model), _score_magnitude(model)),
     )
+    return dict(zip(NETWORK, found, strict=True))
+
+
+def _rope_form(model: ResolvedModelConfig) -> str:
+    rope, latents = model.rope, model.latent.kv_rank > 0
+    kind = f"latent {rope.kind}" if latents else rope.kind
+    if rope.magnitude is not None and not (latents and rope.magnitude == 1):
+        kind += f" times {rope.magnitude:g}"
+    return kind if rope.original is None else f"{kind} from {rope.original}"
+
+
+def _score_magnitude(model: ResolvedModelConfig) -> float:
+    """Returns a of m = 0.1 a ln(factor) + 1, where scores of queries of width w are scaled by m^2 / sqrt(w)."""
+    width = model.head_width + model.latent.rotary
+    magnitude = math.sqrt(model.attention_scale * math.sqrt(width))
+    return round((magnitude - 1) / (0.1 * math.log(model.rope.factor)), 6) if model.rope.factor > 1 else 0.0
 
 
 def _stage_symbols(model: ModelConfig, layout: LayoutConfig) -> str:
@@ -160,6 +184,7 @@ def mentioned(launch: LaunchProfile) -> dict[str, set[str] | None]:
     for name, told in launch.options.items():
         if told is not None:
             found[name] = _words(_without_null(told))
+            found |= {key: None for key in IMPLIED.get(name, ()) if key not in found}
     for choice in launch.variables.values():
         if isinstance(choice, Mapping) and isinstance(choice.get("values"), Mapping):
             found[str(choice.get("by"))] = _words(choice["values"])
@@ -197,6 +222,9 @@ def untold(config: Config) -> list[str]:
         if name.startswith("layout.") or value is None or allowed is None or yaml_word(value) in allowed:
             continue  # None: it follows from other keys, and is checked once it is resolved
         out.append(f"{name}={yaml_word(value)}, only {listed(sorted(allowed))}")
+    for name, value in _network(resolve_model(config.model)).items():
+        if (words := told.get(name)) is not None and yaml_word(value) not in words:
+            out.append(f"{IMPLIED.get(name, (name,))[0]}={yaml_word(value)}, only {listed(sorted(words))}")
     return out + _traits_untold(config.model, told)
 
 
@@ -247,6 +275,8 @@ def _plain(model: ModelConfig, told: Mapping[str, Any]) -> dict[str, Any]:
     absent += ["model.rope."] * (resolve_model(model).positions != "rotary")
     there = ("model.experts.count", "model.latent.kv_rank")
     scale = resolve_model(dataclasses.replace(model, attention_scale=None)).attention_scale  # from the width of its heads
+    if "score_magnitude" in told and model.latent.kv_rank:
+        scale = resolve_model(model).attention_scale
     values = flatten({"model": to_dict(plain)}) | {"model.attention_scale": scale}
     names = [name for name in values if name.split(".")[1] in CHOSEN and (name in there or not name.startswith(tuple(absent)))]
     return {name: values[name] for name in names}
@@ -306,7 +336,7 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
     if name not in values:
         raise ConfigError(
             f"the trainer's profile uses {{{name}}}, which is not known{nearest(name, values)}; known are keys of the run "
-            f"(layout.tensor) and {listed((*DERIVED, 'script', *AT_RUN_TIME))}"
+            f"(layout.tensor) and {listed((*DERIVED, *NETWORK, 'script', *AT_RUN_TIME))}"
         )
     return values[name]
 

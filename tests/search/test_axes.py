@@ -111,12 +111,32 @@ def test_a_mixture_is_planned_with_expert_ranks_and_told_to_megatron(folder: Pat
             ["--multi-latent-attention", "--kv-lora-rank=512", "--q-lora-rank=1536", "--v-head-dim=96", "--mtp-num-layers=1"],
         ),
         (["model.norm_eps=1e-6"], ["--norm-epsilon=1e-06"]),
+        (["model.latent.kv_rank=512", "model.latent.value=96"], ["--rope-type=rope"]),
     ],
 )
 def test_megatron_is_told_what_a_model_is(given: list[str], words: list[str], folder: Path) -> None:
     told = words_of(compose(["trainer=megatron_core", *MIXTRAL, *given, *NODES]), LayoutConfig())
     assert set(words) <= set(told)
     assert ("--group-query-attention" in told) == ("--multi-latent-attention" not in told), "Megatron takes one of them"
+
+
+def test_megatron_is_told_deepseeks_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = Path(__file__).parents[1] / "config" / "published_configs.json"
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(published.read_text())["deepseek_v3"]["config"]))
+    monkeypatch.chdir(tmp_path)
+    Path("pretrain_gpt.py").touch()
+    config = compose(["trainer=megatron_core", f"model.from={tmp_path}", *NODES, "cluster.nodes=128", "run.global_batch=4096"])
+    check_launchable(config)
+    words = words_of(config, LayoutConfig(pipeline=16, expert=64, balance="cost"))
+    for word in (
+        "--multi-latent-attention", "--kv-lora-rank=512", "--q-lora-rank=1536", "--qk-head-dim=128", "--qk-pos-emb-head-dim=64", "--v-head-dim=128",
+        "--rope-type=yarn", "--rotary-scaling-factor=40", "--mscale=1", "--mscale-all-dim=1", "--moe-layer-freq=[0]*3+[1]*58",
+        "--mtp-num-layers=1",
+    ):  # fmt: skip
+        assert word in words, word
+    for other in ("model.rope.original=8192", "model.rope.fast=16", "model.rope.magnitude=1.5"):
+        with pytest.raises(ConfigError, match=r"cannot be told model\.rope\."):
+            check_launchable(compose(["trainer=megatron_core", f"model.from={tmp_path}", *NODES, other]))
 
 
 @pytest.mark.parametrize(
