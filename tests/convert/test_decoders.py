@@ -18,18 +18,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging
 
 from tests.convert.test_logits import loaded
+from tests.huggingface import MARKS, transformers
 from trainer.convert import export_weights, huggingface, import_weights
 from trainer.convert.rules import rules
 from trainer.shared.records.model_files import from_config
 
-pytestmark = pytest.mark.slow
-
-logging.set_verbosity_error()
-logging.disable_progress_bar()
+pytestmark = MARKS
 
 LENGTH, VOCAB = 14, 53
 SEEDS = int(os.environ.get("SEEDS", 2))
@@ -170,8 +166,8 @@ DRAWS: dict[str, Callable[[random.Random], Config]] = {
 
 def made(name: str, seed: int) -> Any:
     """Their network of a random config, all of whose parameters are random numbers of single precision."""
-    config = AutoConfig.for_model(name, **DRAWS[name](random.Random(f"{name} {seed}")), attn_implementation="eager")
-    network, generator = AutoModelForCausalLM.from_config(config).double().eval(), torch.Generator().manual_seed(seed)
+    config = transformers.AutoConfig.for_model(name, **DRAWS[name](random.Random(f"{name} {seed}")), attn_implementation="eager")
+    network, generator = transformers.AutoModelForCausalLM.from_config(config).double().eval(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_((parameter + 0.3 * torch.randn(parameter.shape, generator=generator)).to(torch.float32))
@@ -199,7 +195,7 @@ def compare(name: str, seed: int, folder: Path) -> None:
         for name, gradient in zip(rule.theirs, rule.split(ours[rule.ours])):
             torch.testing.assert_close(gradient, there[RENAMED.get(name, name)], rtol=1e-9, atol=1e-10)
     export_weights(folder / "c", folder / "again")
-    again = AutoModelForCausalLM.from_pretrained(folder / "again").state_dict()
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder / "again").state_dict()
     assert all(torch.equal(value.float(), again[name]) for name, value in theirs.state_dict().items())
     first, second = (json.loads((folder / place / "config.json").read_text()) for place in ("hf", "again"))
     assert from_config(first) == from_config(second)

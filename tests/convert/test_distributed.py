@@ -8,21 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from tests.convert.test_logits import THEIRS, loaded, refusal
+from tests.convert.test_logits import loaded, refusal, theirs_of
+from tests.huggingface import MARKS, Library
 from trainer.convert import import_weights
 
-pytestmark = pytest.mark.slow
+pytestmark = MARKS
+dcp: Any = Library("torch.distributed.checkpoint")
 
 
 def saved(folder: Path, kind: str, prefix: str, **more: Any) -> dict[str, Tensor]:
     """Saves a model of transformers as trainers do, with its config.json; its weights."""
-    weights = THEIRS[kind].state_dict()
+    network = theirs_of(kind)
+    weights = network.state_dict()
     state = {f"{prefix}{name}": tensor for name, tensor in weights.items()}
     dcp.save(state | more, checkpoint_id=folder, no_dist=True)
-    (folder / "config.json").write_text(json.dumps(THEIRS[kind].config.to_dict()))
+    (folder / "config.json").write_text(json.dumps(network.config.to_dict()))
     return weights
 
 
@@ -30,7 +32,9 @@ def saved(folder: Path, kind: str, prefix: str, **more: Any) -> dict[str, Tensor
 def test_weights_come_over_bit_for_bit_and_training_state_stays_behind(kind: str, prefix: str, tmp_path: Path) -> None:
     weights = saved(tmp_path / "dcp", kind, prefix, **{"optim.state.exp_avg": torch.ones(3), "step": 5})
     network = loaded(tmp_path / "ours", import_weights(tmp_path / "dcp", tmp_path / "ours"))
-    THEIRS[kind].save_pretrained(tmp_path / "hf")
+    network_there = theirs_of(kind)
+    network_there.load_state_dict(weights)
+    network_there.save_pretrained(tmp_path / "hf")
     same = loaded(tmp_path / "again", import_weights(tmp_path / "hf", tmp_path / "again"))
     assert len(weights) and all(torch.equal(a, b) for a, b in zip(network.parameters(), same.parameters(), strict=True))
 

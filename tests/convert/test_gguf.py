@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.convert.test_logits import MODELS, SMALL, checkpoint, loaded, logits, ours, tokens
+from tests.huggingface import MARKS, transformers
 from trainer.convert import export_gguf, export_weights, import_weights
 from trainer.convert.__main__ import main
 from trainer.data.prepare import prepare
@@ -24,7 +24,7 @@ from trainer.shared.run.read import flatten
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import DataConfig, ModelConfig, RopeConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = MARKS
 
 pytest.importorskip("gguf", reason="GGUF files are not tested: pip install -e '.[gguf]'")
 WIDE = SMALL | {"hidden": 64, "heads": 2}
@@ -93,8 +93,10 @@ def test_a_file_is_read_back_with_equal_logits_by_ourselves_and_by_transformers(
     if name in UNREAD:
         return
     export_weights(tmp_path / "c", tmp_path / "hf")
-    shape = AutoConfig.from_pretrained(tmp_path / "hf")  # of a GPT-2 in GGUF transformers does not read positions and vocabulary
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", config=shape, dtype=torch.float32).eval()
+    shape = transformers.AutoConfig.from_pretrained(
+        tmp_path / "hf"
+    )  # of a GPT-2 in GGUF transformers does not read positions and vocabulary
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", config=shape, dtype=torch.float32).eval()
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, mine, rtol=1e-4, atol=1e-4)
 
@@ -123,11 +125,11 @@ def test_folder_and_file_carry_the_tokenizer(corpus: Path, tmp_path: Path) -> No
     import_weights(tmp_path / "m.gguf", tmp_path / "d")
     import_weights(tmp_path / "hf", tmp_path / "e")
     known = Tokenizer.from_file(str(corpus / "tokenizer.json"))
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     text = TEXT.replace("<|endoftext|>", "")
     assert theirs(text)["input_ids"] == known.encode(text).ids
     assert theirs.decode(theirs(text)["input_ids"]) == text and theirs.eos_token == "<|endoftext|>"
-    settings = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").generation_config
+    settings = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").generation_config
     assert settings.eos_token_id == theirs.eos_token_id == known.token_to_id("<|endoftext|>")
     for place in ("d", "e"):
         again = Tokenizer.from_file(str(tmp_path / place / "tokenizer.json"))
@@ -150,7 +152,7 @@ def test_named_and_added_tokens_come_back_from_a_folder_and_a_file(corpus: Path,
     import_weights(tmp_path / "hf", tmp_path / "d")
     export_gguf(tmp_path / "d", tmp_path / "m.gguf")
     import_weights(tmp_path / "m.gguf", tmp_path / "e")
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert (theirs.eos_token, theirs.bos_token) == ("</s>", "<s>")
     text = "is <tool> a word"
     for place in ("d", "e"):

@@ -6,14 +6,14 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers.utils import logging
 
+from tests.huggingface import MARKS, transformers
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
@@ -25,10 +25,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
-pytestmark = pytest.mark.slow
-
-logging.set_verbosity_error()
-logging.disable_progress_bar()
+pytestmark = MARKS
 
 SMALL = {"layers": 3, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16}
 MODELS = {
@@ -50,13 +47,19 @@ MODELS = {
     ),
     "bloom odd heads": ModelConfig(family="bloom", **(SMALL | {"hidden": 24, "heads": 6})),  # type: ignore[arg-type]
 }
-THEIRS = {
-    "gpt2": GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=61, n_positions=16)),
-    "llama": LlamaForCausalLM(
-        LlamaConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=56, vocab_size=61)
-    ),
-    "bloom": BloomForCausalLM(BloomConfig(n_layer=2, hidden_size=32, n_head=4, vocab_size=61)),
-}
+THEIRS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 61, "n_positions": 16},
+    "llama": {
+        "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 61,
+    },
+    "bloom": {"n_layer": 2, "hidden_size": 32, "n_head": 4, "vocab_size": 61},
+}  # fmt: skip
+"""Settings of small networks there, by model type."""
+
+
+def theirs_of(name: str) -> Any:
+    """A network of ``THEIRS`` with random weights."""
+    return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(name, **THEIRS[name]))
 
 
 def ours(model: ModelConfig, seed: int) -> Transformer:
@@ -102,7 +105,7 @@ def test_exported_weights_give_our_logits_there(name: str, tmp_path: Path) -> No
     model = resolve_model(MODELS[name])
     network = ours(model, seed=1)
     export_weights(checkpoint(network, model, tmp_path / "c"), tmp_path / "hf")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
     ids = tokens(model.vocab)
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, logits(network, ids), rtol=1e-4, atol=1e-4)
@@ -110,7 +113,7 @@ def test_exported_weights_give_our_logits_there(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_imported_weights_give_their_logits_here(name: str, tmp_path: Path) -> None:
-    theirs = THEIRS[name].eval()
+    theirs = theirs_of(name).eval()
     with torch.no_grad():
         for i, parameter in enumerate(theirs.parameters()):
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)))
@@ -141,7 +144,7 @@ def test_several_files_load_as_one_model_there(tmp_path: Path, monkeypatch: pyte
     model = resolve_model(MODELS["llama"])
     network = ours(model, seed=3)
     export_weights(checkpoint(network, model, tmp_path / "c"), tmp_path / "hf", dtype=torch.bfloat16)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert theirs.dtype == torch.bfloat16
     assert torch.equal(theirs.model.norm.weight, network.head.norm.weight.bfloat16())
 
@@ -156,7 +159,7 @@ def refusal(folder: Path, target: Path) -> str:
 def test_folders_that_cannot_be_imported_are_refused_plainly(tmp_path: Path) -> None:
     hf, target = tmp_path / "hf", tmp_path / "c"
     assert "cannot read" in refusal(tmp_path / "nothing", target)
-    THEIRS["llama"].save_pretrained(hf)
+    theirs_of("llama").save_pretrained(hf)
     config, weights = json.loads((hf / "config.json").read_text()), load_file(hf / "model.safetensors")
 
     def changed(**options: object) -> str:
@@ -211,7 +214,7 @@ def test_the_program_converts_both_ways_and_says_how_to_train_on(tmp_path: Path,
 
 def test_an_import_replaces_nothing_and_leaves_nothing_where_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hf, mine = tmp_path / "hf", tmp_path / "mine"
-    THEIRS["llama"].save_pretrained(hf)
+    theirs_of("llama").save_pretrained(hf)
     mine.mkdir()
     (mine / "tokenizer.json").write_text("MINE")
     for target in (mine, hf):
@@ -242,7 +245,7 @@ def test_an_import_replaces_nothing_and_leaves_nothing_where_it_is_refused(tmp_p
 def test_a_wrong_value_in_a_config_is_one_plain_error(
     name: str, change: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    THEIRS[name].save_pretrained(tmp_path / "hf")
+    theirs_of(name).save_pretrained(tmp_path / "hf")
     file = tmp_path / "hf" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     assert main(["import", str(tmp_path / "hf"), str(tmp_path / "c")]) == 2
@@ -251,7 +254,7 @@ def test_a_wrong_value_in_a_config_is_one_plain_error(
 
 
 def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
-    THEIRS["gpt2"].save_pretrained(tmp_path / "hf")
+    theirs_of("gpt2").save_pretrained(tmp_path / "hf")
     for content in ("[]", "3", "[" * 100_000):
         (tmp_path / "hf" / "config.json").write_text(content)
         assert "config.json: " in refusal(tmp_path / "hf", tmp_path / "c")

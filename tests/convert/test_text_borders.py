@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer
 
 from tests.convert.test_logits import SMALL, checkpoint, ours
+from tests.huggingface import MARKS, transformers
 from trainer.convert import export_gguf, export_weights, import_weights
 from trainer.data.dataset import open_dataset
 from trainer.generate.job import complete
@@ -27,7 +27,7 @@ from trainer.shared.run.rules import resolve, resolve_model
 from trainer.shared.run.schema import DataConfig, ModelConfig, TrainConfig
 from trainer.stages.make import make, work_of
 
-pytestmark = pytest.mark.slow
+pytestmark = MARKS
 
 TEXT = "the quick brown fox"
 MODEL = resolve_model(ModelConfig(family="llama", **(SMALL | {"vocab": 300, "layers": 1})))  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_a_folder_and_a_file_begin_and_end_a_text_as_what_was_imported(base: Pat
     import_weights(tmp_path / "m.gguf", tmp_path / "again")
     for place in (base, tmp_path / "again"):
         export_weights(place, tmp_path / place.name / "hf")
-        theirs = AutoTokenizer.from_pretrained(tmp_path / place.name / "hf")
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / place.name / "hf")
         assert theirs(TEXT)["input_ids"] == tokenizer().encode(TEXT).ids
         assert (theirs.bos_token, theirs.eos_token) == ("<s>", "</s>")
         for name in ("generation_config.json", "config.json"):
@@ -152,7 +152,7 @@ def test_chat_template_and_settings_of_generation_come_through(place: str, tmp_p
     (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(settings))
     import_weights(tmp_path / "hf", tmp_path / "d")
     export_weights(tmp_path / "d", tmp_path / "again")
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "again")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
     assert theirs.apply_chat_template([{"role": "user", "content": TEXT}], tokenize=False) == f"<user>{TEXT}</s>"
     assert json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())["chat_template"] == template
     assert settings.items() <= json.loads((tmp_path / "again" / "generation_config.json").read_text()).items()

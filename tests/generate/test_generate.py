@@ -10,10 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
 
 from tests.convert.test_logits import MODELS, checkpoint, ours
+from tests.huggingface import MARKS, transformers
 from trainer.convert import export_weights
 from trainer.generate.generate import Completion, Decoder, PromptRequest, RequestUpdate, check_prompts, generate
 from trainer.generate.ranks import alone
@@ -24,10 +23,8 @@ from trainer.models.transformer import Transformer
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
 
-pytestmark = pytest.mark.slow
+pytestmark = MARKS
 
-logging.set_verbosity_error()
-logging.disable_progress_bar()
 torch.set_num_threads(1)
 
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 0, 60]]
@@ -79,7 +76,7 @@ def test_greedy_text_and_log_probabilities_are_those_of_transformers_on_the_expo
 ) -> None:
     root = checkpoints[name]
     export_weights(root, tmp_path / "hf")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
     for source in (root, tmp_path / "hf"):
         for prompt, made in zip(PROMPTS, completed(source, PROMPTS, Sampling(), precision="fp32")):
             ids = torch.tensor([prompt])

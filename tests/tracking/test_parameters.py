@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 
 from launcher.tracking.names import RUN_STATUS, accepted, params
 from launcher.trials.store import Record
 from tests.draws import draws
 from trainer.shared.records.outcome import Status
 
-pytestmark = pytest.mark.slow  # imports mlflow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tracking")]
 
 
 def test_variables_of_the_ranks_and_where_runs_are_mirrored_are_no_parameters(tmp_path: Path) -> None:
@@ -38,6 +37,8 @@ def test_a_run_has_finished_only_where_its_trial_is_done() -> None:
 @draws(gate=40, campaign=2000)
 @given(st.lists(st.text("ab_,;/.: é\n", max_size=8) | st.text("a/", min_size=230, max_size=300), unique=True))
 def test_every_value_has_a_name_of_its_own_that_mlflow_takes(names: list[str]) -> None:
+    from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name  # seconds, for each process that collects tests
+
     found = accepted({name: name for name in names})
     assert sorted(found.values()) == sorted(names)
     for new in found:

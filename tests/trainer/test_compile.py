@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.utils import counters
 
 from tests.farm import Farm
 from tests.small_runs import ranks, small
@@ -63,6 +61,9 @@ def test_compiled_blocks_train_the_same_model(farm: Farm, model: dict[str, Any],
 def counted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
     """A training in which the last rank's blocks are compiled, to graphs that are run as they were traced; the others' are not, and meet
     them in the same collectives. ``graphs.json`` has this project's operations of each graph that has some: the loss's have none."""
+    from torch._dynamo.backends.common import aot_autograd  # seconds, for each process that collects tests
+    from torch._dynamo.utils import counters
+
     graphs: dict[str, list[list[str]]] = {"forward": [], "backward": []}
 
     def note(way: str, graph: torch.fx.GraphModule, inputs: Any) -> Any:

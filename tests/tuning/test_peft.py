@@ -15,14 +15,12 @@ from tuning.test_checkpoints import opened
 from tuning.test_tuned_layouts import engine_of
 
 from tests.farm import Farm
+from tests.huggingface import MARKS, peft, transformers
 from tests.small_runs import small
 from trainer.convert import export_adapter, export_weights, import_adapter
 from trainer.shared.run.errors import ConfigError
 
-pytestmark = pytest.mark.slow
-
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
+pytestmark = MARKS
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
