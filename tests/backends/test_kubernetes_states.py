@@ -248,6 +248,8 @@ def test_a_node_that_has_not_heard_of_a_secret_yet_says_nothing_of_whether_there
     words = f'MountVolume.SetUp failed for volume "v" : failed to sync {kind} cache: timed out waiting for the condition'
     slow, absent = event("FailedMount", words), event("FailedMount", f'{kind} "nope" not found')
     assert state(waits(0, placed=301), events=(slow,)).status is Status.SUBMITTED
+    unsynced = waits(0, "CreateContainerConfigError", words.partition(" : ")[2], placed=301)
+    assert state(unsynced).status is Status.SUBMITTED
     for events in ((absent, slow), (slow, absent)):
         assert f'{kind} "nope" not found' in state(waits(0, placed=301), events=events).detail
 

@@ -288,6 +288,8 @@ def _fault(pod: Object, events: Sequence[Object]) -> tuple[str, str] | None:
     """The fault a waiting pod is in: its own word for it, or that of the events about it while it only says ContainerCreating."""
     waiting = container_of(pod).get("waiting") or {}
     word = waiting.get("reason") or ""
+    if NODE_WAITS in (waiting.get("message") or ""):
+        return None
     if word in HOPELESS or word in FAULTS:
         return word, line(waiting.get("message")) or "no reason was given"
     for event in reversed(events):
