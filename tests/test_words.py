@@ -71,6 +71,15 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
             yield from enumerate(node.value.value.splitlines(), node.lineno)
 
 
+def messages(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the texts of a module that are not docstrings, by line: what it prints, and parts of it."""
+    tree = ast.parse(path.read_text())
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            yield node.lineno, node.value
+
+
 def stumbles(path: Path, forms: dict[str, re.Pattern[str]] = STUMBLES) -> list[str]:
     """Lists the phrases of a file that ``forms`` names, with their lines. A phrase that a line break splits counts too."""
     lines = list(prose(path))
@@ -84,6 +93,17 @@ def test_comments_and_pages_do_without_phrases_that_readers_stumble_over() -> No
     files = [*modules(), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.py")]
     files += [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     assert sorted(line for path in files for line in stumbles(path)) == []
+
+
+def test_messages_do_without_them_too() -> None:
+    found = [
+        f"{path}:{number}: {name}"
+        for path in modules()
+        for number, text in messages(path)
+        for name, form in STUMBLES.items()
+        if form.search(text)
+    ]
+    assert found == []
 
 
 def test_modules_describe_themselves_by_verbs_and_nouns() -> None:

@@ -53,7 +53,7 @@ def concurrently(do: Callable[[T], R], items: Sequence[T], threads: int, given_u
     if errors:
         raise errors[0]
     if len(done) < len(items):
-        raise BackendError("interrupted while jobs were being submitted; what was submitted continues")
+        raise BackendError("interrupted while jobs were being submitted; submitted jobs continue")
     return [done[number] for number in range(len(items))]
 
 

@@ -146,7 +146,7 @@ def lesson_of(rows: Sequence[MeasuredRun], hardware: HardwareConfig, name: str) 
         except Unanswerable as why:
             reasons.append(f"row {row.number}: {why}")
     if not cases:
-        raise ConfigError(f"the cost model can say nothing of these runs ({reasons[0]}); fill in what is missing")
+        raise ConfigError(f"the cost model can say nothing of these runs ({reasons[0]}); fill in the missing cells")
     return learn(cases, hardware, name)
 
 
@@ -244,6 +244,6 @@ def keep(name: str, folder: str, hardware: HardwareConfig) -> Path | None:
         lesson = lesson_of([row for row in rows if row.step_seconds], hardware, name)
         write(path, lesson.hardware, first + f"from {plural(len(lesson.before), 'trial')}.", "sweep.name")
     except ConfigError as error:
-        print(f"what was learnt is not kept: {error}", file=sys.stderr)
+        print(f"the calibration is not saved: {error}", file=sys.stderr)
         return None
     return path

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Runs the graph of conf/pipeline/NAME.yaml: prepare, train, evaluate, convert, generate. Everything is checked before the
 first stage starts. A stage that was run already with the same configuration and inputs is not run again: after a failure or a kill the
-same command makes what is missing.
+same command makes the missing ones.
 
 examples:
   trireme run pipeline=gpt_tiny

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Predicts every layout, runs the most promising first, stops a trial as soon as its steps show that it cannot win, ends one whose step
-time is known (search.enough), corrects the cost model by what was measured, and ends when the probability that any untried layout is faster
+time is known (search.enough), corrects the cost model by the measurements, and ends when the probability that any untried layout is faster
 than the best by more than search.tolerance (2 %) is below search.doubt (10 %), or at search.max_trials, search.max_gpu_hours or
 search.max_hours. Trials use as few nodes as keep the layout's structure; the best are measured again at full size, and once more where
 noise leaves open which of them is faster. The winner becomes a recipe. It can be stopped at any time: the same command continues. Values

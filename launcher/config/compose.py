@@ -59,7 +59,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
     of_hydra = any(text.lstrip("+~").startswith("hydra") for text in checked)  # may set where files are looked for
     if folder is not None:
         if not folder.is_dir():
-            raise ConfigError(f"--config-dir={folder} is no folder; give one that holds config groups, such as trainer/NAME.yaml")
+            raise ConfigError(f"--config-dir={folder} is not a folder; give one that holds config groups, such as trainer/NAME.yaml")
         search = f"hydra.searchpath=[file://runs,'file://{folder.absolute()}']"
         checked = [*checked, search] if of_hydra else [search, *checked]
     with plain_errors():

@@ -63,7 +63,7 @@ def content(path: Path) -> Any:
     try:
         return read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path} ({error}); mend or remove it") from None
+        raise ConfigError(f"cannot read {path} ({error}); fix or remove it") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
 

@@ -49,12 +49,12 @@ def _read(path: Path, group: str, name: str) -> Any:
     except yaml.YAMLError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); mend or remove it") from None
+        raise ConfigError(f"{group}={name} names {path}, which cannot be read ({error}); fix or remove it") from None
     said = _PACKAGE.search(text)
     package = said[1].replace("_global_", "").replace("_group_", group) if said else group
     _refuse(root, str(path), lambda key: is_text(f"{package}.{key}".lstrip(".").replace("/", ".")))
     if content is not None and not isinstance(content, dict):
-        raise ConfigError(f"{group}={name} names {path}, which is no mapping of keys to values; write lines such as 'name: NAME'")
+        raise ConfigError(f"{group}={name} names {path}, which is not a mapping of keys to values; write lines such as 'name: NAME'")
     return content
 
 

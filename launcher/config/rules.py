@@ -157,7 +157,7 @@ def _locate_base(config: Config) -> Config:
     except ConfigError as error:
         raise ConfigError(f"tune.base={base}: {error}") from None
     if manifest.get("tune"):
-        raise ConfigError(f"tune.base={base} holds what a tuning added, which is no base; merge it first: trireme convert")
+        raise ConfigError(f"tune.base={base} holds what a tuning added, which cannot be a base; merge it first: trireme convert")
     return dataclasses.replace(config, tune=dataclasses.replace(config.tune, base=path))
 
 

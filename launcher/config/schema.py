@@ -80,7 +80,7 @@ class ClusterConfig:
     hardware: HardwareConfig = key(HardwareConfig, "the device; conf/hardware")
     container: ContainerConfig = key(ContainerConfig, "what the ranks run in")
     env: dict[str, str] = key(dict, "environment variables of the ranks (secrets: by reference only)")
-    start_timeout: float = key(0.0, "seconds a trial may wait to start before it is given up; 0 = for ever", minimum=0)
+    start_timeout: float = key(0.0, "seconds a trial may wait to start before it is given up; 0 = no limit", minimum=0)
     price_per_gpu_hour: Optional[float] = key(
         None, "price of one rank's device for an hour, in any currency: 'trireme plan' says what the whole run costs; null = it says GPU-hours",
         above=0, maximum=MOST,
@@ -169,7 +169,7 @@ class Config:
 
     model: ModelConfig = key(ModelConfig, "the shape of the network; conf/model")
     layout: LayoutConfig = key(LayoutConfig, "how it is laid over the ranks; conf/layout")
-    data: DataConfig = key(DataConfig, "what is trained on; conf/data")
+    data: DataConfig = key(DataConfig, "the data that it learns from; conf/data")
     optimizer: OptimizerConfig = key(OptimizerConfig, "how weights are updated; conf/optimizer")
     run: RunConfig = key(RunConfig, "how long and how exactly")
     tracking: TrackingConfig = key(TrackingConfig, "MLflow")

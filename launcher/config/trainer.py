@@ -184,7 +184,7 @@ class TrainerProfile:
     memory: MemoryProfile = key(MemoryProfile, "what stays in device memory")
     recompute: RecomputeProfile = key(RecomputeProfile, "what recomputation means")
     pipeline: PipelineProfile = key(PipelineProfile, "how stages are cut and how they meet")
-    overlap: OverlapProfile = key(OverlapProfile, "what is communicated, and what of it overlaps computation")
+    overlap: OverlapProfile = key(OverlapProfile, "which communication overlaps computation")
     launch: LaunchProfile = key(LaunchProfile, "how trials are started, told and read")
 
     @property

@@ -41,7 +41,7 @@ def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int
     """Returns the model of ``family`` with about ``parameters`` parameters (embeddings, biases and norms included)."""
     defaults = family_defaults(family)
     if not SMALLEST <= parameters <= LARGEST:
-        raise ConfigError(f"a model of {parameters:.3g} parameters is outside of what is known; ask for {SMALLEST:g} to {LARGEST:g}")
+        raise ConfigError(f"a model of {parameters:.3g} parameters is outside the known range; ask for {SMALLEST:g} to {LARGEST:g}")
     vocab = vocab or defaults.vocab
     for reference in defaults.models:
         published = build(family, reference.layers, reference.hidden, reference.heads, defaults.vocab, seq)

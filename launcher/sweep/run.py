@@ -60,7 +60,7 @@ def run_sweep(
             with _interruptible(loop, name, backends):
                 loop.run(active)
         except BackendError as error:
-            say(f"{error}; what is submitted continues, and the same command follows it again")
+            say(f"{error}; submitted jobs continue, and the same command follows them again")
         finally:
             for watcher in watchers:
                 watcher.close()

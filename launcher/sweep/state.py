@@ -115,4 +115,4 @@ class SweepState:
                 record.left.pop()
                 self.store.save(record)
         except BackendError as error:  # they do no harm, and the next command tries again
-            log.warning("what is left of trial %s cannot be removed now: %s", record.id, error)
+            log.warning("files of trial %s cannot be removed now: %s", record.id, error)

@@ -47,7 +47,7 @@ def check_tracking(tracking: TrackingConfig, root: Path) -> None:
     elif scheme in PORTS:
         _check_host(tracking.uri, parts, port or PORTS[scheme])
     elif scheme != "databricks":
-        raise ConfigError(f"tracking.uri={tracking.uri!r} is none of MLflow's servers or databases; {REMEDY}")
+        raise ConfigError(f"tracking.uri={tracking.uri!r} is not an MLflow server or database; {REMEDY}")
 
 
 def _check_file(path: Path, who: str, remedy: str) -> None:

@@ -332,7 +332,7 @@ def test_a_server_that_has_never_answered_is_no_reason_to_wait_for_ever(
     path.write_text(_other_port(stage.kubernetes.kubeconfig.read_text()))
     backend = stage.backend(dataclasses.replace(stage.cluster(), kubeconfig=str(path)))
     handle = {"namespace": stage.namespace, "name": "trireme-000000000000-0", "pods": 1, "attempt": 0, "directory": str(tmp_path)}
-    with pytest.raises(BackendError, match="does not answer; what was submitted continues"):
+    with pytest.raises(BackendError, match="does not answer; submitted jobs continue"):
         backend.poll([handle])
 
 

@@ -61,7 +61,7 @@ def test_a_file_that_another_one_of_this_folder_hides_is_refused(own: Path) -> N
     [
         ("trainer", "", "own/trainer/ours.yaml is empty; say what it builds on"),
         ("trainer", "defaults: [nope, _self_]\nname: ours\n", "trainer=nope does not exist"),
-        ("hardware", "- name\n", "own/hardware/ours.yaml, which is no mapping of keys to values"),
+        ("hardware", "- name\n", "own/hardware/ours.yaml, which is not a mapping of keys to values"),
     ],
 )
 def test_a_file_that_says_nothing_is_one_plain_error(group: str, text: str, words: str, own: Path) -> None:

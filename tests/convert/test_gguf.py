@@ -213,8 +213,8 @@ def test_what_cannot_be_written_leaves_nothing(full: Path, tmp_path: Path, capsy
     [
         (["import", "torn.gguf", "d"], "torn.gguf cannot be read as GGUF"),
         (["import", "none.gguf", "d"], "none.gguf cannot be read as GGUF"),
-        (["export", "c", "m.gguf", "--dtype", "float32"], "--dtype=float32 is none of float16, q8_0, which m.gguf may have"),
-        (["export", "c", "hf", "--tokenizer", "none"], "--tokenizer=none is no tokenizer.json and holds none"),
+        (["export", "c", "m.gguf", "--dtype", "float32"], "--dtype=float32 is not one of float16, q8_0, which m.gguf may have"),
+        (["export", "c", "hf", "--tokenizer", "none"], "--tokenizer=none is not a tokenizer.json and holds none"),
     ],
 )
 def test_wrong_input_is_one_line(

@@ -209,7 +209,7 @@ def test_the_program_converts_both_ways_and_says_how_to_train_on(tmp_path: Path,
     assert main(["export", str(folder), str(tmp_path / "hf")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'hf'} exists already; give another name\n"
     assert main(["export", str(tmp_path / "none"), str(tmp_path / "x")]) == 2
-    assert "is no checkpoint and holds none" in capsys.readouterr().err
+    assert "is not a checkpoint and holds none" in capsys.readouterr().err
 
 
 def test_an_import_replaces_nothing_and_leaves_nothing_where_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

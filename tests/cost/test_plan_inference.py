@@ -325,8 +325,11 @@ WRONG = [
     (["serving.tensor=[1,0]"], "serving.tensor[1]=0 is below the smallest allowed value; use 1 or more"),
     (["serving.batch=[4,-1]"], "serving.batch[1]=-1 is below the smallest allowed value"),
     (["serving.batch=[3000000000]"], "serving.batch[0]=3000000000 is above the largest allowed value"),
-    (["engine=fastertransformer", "serving.weights=fp8"], "serving.weights=fp8 is no format of FasterTransformer; use fp16, bf16 or fp32"),
-    (["engine=trireme", "serving.weights=fp8"], "serving.weights=fp8 is no format of Trireme"),
+    (
+        ["engine=fastertransformer", "serving.weights=fp8"],
+        "serving.weights=fp8 is not a format of FasterTransformer; use fp16, bf16 or fp32",
+    ),
+    (["engine=trireme", "serving.weights=fp8"], "serving.weights=fp8 is not a format of Trireme"),
     (
         ["engine=vllm", "serving.weights=fp32"],
         "serving.kv=fp16 with serving.weights=fp32 is nothing that vLLM keeps; give serving.kv=fp32 or fp8",

@@ -48,7 +48,7 @@ def test_content_that_differs_from_what_was_prepared_is_refused_at_the_start_on_
     refused = farm.train(run(corpus), 2)
     assert set(refused.codes.values()) == {2} and refused.result["reason"] == "configuration"
     for rank in (0, 1):
-        assert "tokens.bin is not what was prepared (its checksum differs" in refused.failure(rank)["message"]
+        assert "tokens.bin is not the prepared file (its checksum differs" in refused.failure(rank)["message"]
         assert "--force`" in refused.failure(rank)["message"]
     assert not prepare(corpus).reused, "and is not taken for prepared"
 

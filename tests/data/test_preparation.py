@@ -203,7 +203,7 @@ def test_a_target_that_holds_other_files_is_never_replaced(folder: Path) -> None
 
 def test_a_corpus_that_cannot_be_trained_on_is_refused_plainly(folder: Path) -> None:
     data = settings(folder)
-    assert opening(data) == f"data.path={folder}/out does not exist or is no folder; run `{prepare_command(data)}`"
+    assert opening(data) == f"data.path={folder}/out does not exist or is not a folder; run `{prepare_command(data)}`"
     prepare(data)
     assert "fewer than one sequence of model.seq=9999 and its next token" in opening(data, seq=9999)
     assert "model.vocab=64 is smaller than the" in opening(data, vocab=64)

@@ -311,7 +311,7 @@ def test_a_damaged_front_is_left_out_of_the_page(command: Callable[..., dict[str
 
 WRONG = [
     (["engine=vllm"], "can be predicted but not launched"),
-    (["serving.weights=fp8", "serving.kv=fp8"], "serving.weights=fp8 is no format of Trireme; use fp32, bf16 or fp16"),
+    (["serving.weights=fp8", "serving.kv=fp8"], "serving.weights=fp8 is not a format of Trireme; use fp32, bf16 or fp16"),
     (["serving.kv=fp16"], "differs from serving.weights=bf16"),
     (["trainer=megatron_core"], "trainer=megatron_core has no meaning for task=inference; leave it out"),
     (["run.global_batch=8"], "run.global_batch=8 has no meaning for task=inference"),

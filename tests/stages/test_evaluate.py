@@ -162,7 +162,7 @@ def test_a_checkpoint_of_another_model_or_none_is_refused_in_one_line(farm: Farm
     assert finished.codes == {0: 2} and "is of another model: model.hidden=32 there, 64 here" in json.dumps(finished.failure(0))
     config["run"]["checkpoint"]["dir"] = corpus.path
     finished = farm.train(config, 1)
-    assert finished.codes == {0: 2} and "is no checkpoint and holds none" in json.dumps(finished.failure(0))
+    assert finished.codes == {0: 2} and "is not a checkpoint and holds none" in json.dumps(finished.failure(0))
 
 
 def test_a_person_reads_how_many_answers_are_right() -> None:

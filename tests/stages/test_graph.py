@@ -203,7 +203,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"tuned": PROMPTED | {"data.template": "{context} {answer}"}},
         "stage tuned: examples.jsonl line 1 has no text in field 'context' of data.template (fields with text: question, answer)",
     ),
-    ("truncated", {"tuned": PROMPTED | {"data.truncate": "text"}}, "stage tuned: data.truncate=text is no field of data.template="),
+    ("truncated", {"tuned": PROMPTED | {"data.truncate": "text"}}, "stage tuned: data.truncate=text is not a field of data.template="),
     ("no examples", {"tuned": PROMPTED | {"data.source": "no.jsonl"}}, "stage tuned: data.source=no.jsonl cannot be read"),
     ("held out", {"tuned": PROMPTED | {"data.held_out": 0.6}}, "leaves nothing to train on of the 2 examples"),
     (

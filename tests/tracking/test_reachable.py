@@ -18,8 +18,8 @@ TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", 
         "run.global_batch=4", "run.steps=4", "run.warmup_steps=1"]  # fmt: skip
 
 BAD = [
-    ("ftp://host/x", "is none of MLflow's servers or databases"),
-    ("./mlruns", "is none of MLflow's servers or databases"),
+    ("ftp://host/x", "is not an MLflow server or database"),
+    ("./mlruns", "is not an MLflow server or database"),
     ("http://", "names no host"),
     ("http://host:port", "is not an address"),
     ("http://no-such-host.invalid:5000", "there is no host 'no-such-host.invalid'"),

@@ -35,12 +35,12 @@ def test_a_base_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_folder_without_a_checkpoint_is_no_base(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^tune\.base=.* is no checkpoint"):
+    with pytest.raises(ConfigError, match=r"^tune\.base=.* is not a checkpoint"):
         located(tmp_path)
 
 
 def test_what_a_tuning_added_is_no_base(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^tune\.base=.* is no base; merge it first"):
+    with pytest.raises(ConfigError, match=r"^tune\.base=.* cannot be a base; merge it first"):
         located(base(tmp_path / "adapter", tune={"method": "lora"}))
 
 

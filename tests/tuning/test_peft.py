@@ -116,7 +116,7 @@ def test_an_adapter_of_another_base_or_kind_is_refused_in_one_line(farm: Farm, t
     with pytest.raises(ConfigError, match="cannot import"):
         import_adapter(tmp_path, tmp_path / "ours", Path(folder))
     (tmp_path / "adapter_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="is no JSON object"):
+    with pytest.raises(ConfigError, match="is not a JSON object"):
         import_adapter(tmp_path, tmp_path / "ours", Path(folder))
 
 
@@ -160,6 +160,6 @@ def test_what_a_tuning_added_is_no_base_of_an_adapter(farm: Farm, tmp_path: Path
     farm.train(small(**base), 1).checked()
     farm.train(small(**tuned) | {"tune": {"method": "lora", "rank": 3, "base": str(tmp_path / "base")}}, 1).checked()
     export_adapter(tmp_path / "tuned", tmp_path / "theirs")
-    with pytest.raises(ConfigError, match=r"tuned holds what a tuning added, which is no base; give the one it was tuned from"):
+    with pytest.raises(ConfigError, match=r"tuned holds what a tuning added, which cannot be a base; give the one it was tuned from"):
         import_adapter(tmp_path / "theirs", tmp_path / "back", tmp_path / "tuned")
     assert not (tmp_path / "back").exists()

@@ -45,7 +45,7 @@ def _dtype(arguments: argparse.Namespace) -> str:
     allowed = FORMATS["gguf" if arguments.target.suffix == GGUF else "huggingface"]
     if arguments.dtype not in (None, *allowed):
         raise ConfigError(
-            f"--dtype={arguments.dtype} is none of {', '.join(allowed)}, which {arguments.target.name} may have; use one of these"
+            f"--dtype={arguments.dtype} is not one of {', '.join(allowed)}, which {arguments.target.name} may have; use one of these"
         )
     return str(arguments.dtype or allowed[0])
 
@@ -53,7 +53,7 @@ def _dtype(arguments: argparse.Namespace) -> str:
 def _tokenizer(path: Path | None) -> Path | None:
     file = path / TOKENIZER if path is not None and path.is_dir() else path
     if file is not None and not file.is_file():
-        raise ConfigError(f"--tokenizer={path} is no tokenizer.json and holds none; give one, or a prepared corpus")
+        raise ConfigError(f"--tokenizer={path} is not a tokenizer.json and holds none; give one, or a prepared corpus")
     return file
 
 

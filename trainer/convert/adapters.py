@@ -81,14 +81,14 @@ def import_adapter(source: Path, target: Path, base: Path) -> ResolvedModelConfi
     try:
         config = json.loads((source / "adapter_config.json").read_text())
         if not isinstance(config, dict):
-            raise ValueError("adapter_config.json is no JSON object")
+            raise ValueError("adapter_config.json is not a JSON object")
         alpha = float(config["lora_alpha"])
         if not 0 < alpha < math.inf:
             raise ConfigError(f"{source}: lora_alpha={alpha:g} cannot be imported; the product is scaled by a number above 0")
         tensors = load_file(source / "adapter_model.safetensors")
         manifest = read_manifest(below)
         if manifest.get("tune"):
-            raise ConfigError(f"--base={base} holds what a tuning added, which is no base; give the one it was tuned from")
+            raise ConfigError(f"--base={base} holds what a tuning added, which cannot be a base; give the one it was tuned from")
         model = resolve_model(from_dict(ModelConfig, manifest["model"], "model."))
         rank, factors = _joined(_checked(source, config, tensors), model, int(config["r"]))
         tune = TuneConfig("lora", os.path.abspath(base), sorted({target_of(name) for name in factors}, key=TARGETS.index), rank)

@@ -191,7 +191,7 @@ def shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, ...]]:
 def _find(path: Path) -> FoundCheckpoint:
     newest = newest_checkpoint(path)
     if newest is None:
-        raise ConfigError(f"{path} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
+        raise ConfigError(f"{path} is not a checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
     return FoundCheckpoint(0, 0, newest)
 
 

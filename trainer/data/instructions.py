@@ -96,7 +96,7 @@ class Examples:
         if not self.text.ends:
             raise ConfigError(
                 f"data.path={self.data.path}: no file there says which of its special tokens ends an answer; put a {GENERATION} with "
-                "eos_token_id beside the tokenizer"
+                "eos_token_id next to the tokenizer"
             )
         return self.text.ends[0]
 

@@ -160,7 +160,7 @@ class RequestBroker:
         stops = [stops] if isinstance(stops, str) else stops
         for name, kind in (("stream", bool), ("stream_options", dict)):
             if name in body and not isinstance(body[name], kind):
-                raise ConfigError(f"{name}={repr(body[name])[:60]} is no {'truth value' if kind is bool else 'JSON object'}")
+                raise ConfigError(f"{name}={repr(body[name])[:60]} is not a {'truth value' if kind is bool else 'JSON object'}")
         if not _is_whole(tokens) or tokens < 1:
             raise ConfigError(f"max_tokens={tokens!r} must be a whole number of 1 or more")
         likeliest = 0 if (told := body.get("logprobs", False)) is False else told
@@ -197,7 +197,7 @@ class RequestBroker:
             return self.words.begun(prompt)
         if isinstance(prompt, list) and all(_is_whole(token) and 0 <= token < self.words.vocab for token in prompt):
             return prompt
-        raise ConfigError(f"prompt={repr(prompt)[:60]} is no text, nor tokens below {self.words.vocab}; give such, or a list of them")
+        raise ConfigError(f"prompt={repr(prompt)[:60]} is neither text nor tokens below {self.words.vocab}; give such, or a list of them")
 
     def stats(self) -> dict[str, Any]:
         with self.changed:
@@ -320,9 +320,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = json.loads(self.rfile.read(body_bytes(self.headers.get("Content-Length", ""))))
         except (ValueError, RecursionError):
-            raise HttpRefusal(400, "the body is no JSON") from None
+            raise HttpRefusal(400, "the body is not JSON") from None
         if not isinstance(body, dict):
-            raise HttpRefusal(400, "the body is no JSON object")
+            raise HttpRefusal(400, "the body is not a JSON object")
         if body.get("model") not in (None, self.server.model):
             raise HttpRefusal(404, f"model={repr(body['model'])[:60]} is not served; this is {self.server.model!r}")
         asked, whole = self.server.desk.ask(body), False

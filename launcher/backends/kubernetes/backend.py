@@ -254,13 +254,13 @@ class KubernetesBackend(Backend):
         except ApiError as error:
             if not error.unauthorized:
                 return
-            missing = explain(error, "ask what is allowed", self._client.namespace)
+            missing = explain(error, "ask for its rights", self._client.namespace)
         except BackendError:
             return
         if missing:
             raise ConfigError(
                 f"the Kubernetes API server at {self._client.server} refuses what it granted until {self._client.refused_s():.0f} s ago: "
-                f"{missing}; if the namespace was deleted, 'trireme cancel --forget SWEEP' gives up what was submitted there"
+                f"{missing}; if the namespace was deleted, 'trireme cancel --forget SWEEP' gives up the trials submitted there"
             )
         self._client.forget_refusals()
 

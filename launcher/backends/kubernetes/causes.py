@@ -36,11 +36,11 @@ HOPELESS = {
 FAULTS = {
     "ErrImagePull": "check cluster.container.image and cluster.pull_secrets",
     "ImagePullBackOff": "check cluster.container.image and cluster.pull_secrets",
-    "CreateContainerConfigError": "create what is missing, or correct cluster.secrets and cluster.volumes",
+    "CreateContainerConfigError": "create the missing object, or correct cluster.secrets and cluster.volumes",
     "CreateContainerError": "check the image and cluster.container",
     "RunContainerError": "check the image and cluster.python",
     "CrashLoopBackOff": "set restartPolicy back to Never",
-    "FailedMount": "create what is missing, or correct cluster.volumes",
+    "FailedMount": "create the missing object, or correct cluster.volumes",
     "FailedAttachVolume": "check cluster.volumes",
     "FailedCreatePodSandBox": "look at the node's container runtime",
 }

@@ -248,7 +248,7 @@ class Client:
         self._pass_on(answer.headers.get("Warning"))
 
     def _in_vain(self, why: str) -> str:
-        return f"the Kubernetes API server at {self.server} does not answer ({short(why)}); what was submitted continues"
+        return f"the Kubernetes API server at {self.server} does not answer ({short(why)}); submitted jobs continue"
 
     def _pass_on(self, header: str | None) -> None:
         """Repeats the server's warnings (e.g. Pod Security violations that it will refuse later), once each."""

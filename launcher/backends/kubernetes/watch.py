@@ -46,7 +46,7 @@ class Mirror:
         """A copy as of the newest change. ``BackendError`` while there has been no answer yet, or only refusals."""
         pause_unless(lambda: self._synced.is_set() or self._client.hurried, _FIRST)
         if not self._synced.is_set():
-            raise BackendError(f"the Kubernetes API server at {self._client.server} does not answer; what was submitted continues")
+            raise BackendError(f"the Kubernetes API server at {self._client.server} does not answer; submitted jobs continue")
         if self._failure is not None:
             raise self._failure
         with self._lock:

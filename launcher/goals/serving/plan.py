@@ -158,7 +158,7 @@ class ServingPlan:
             return int(front[int(what) - 1])
         names = [name_of(row) for row in self.planned.table]
         if what not in names:
-            raise ConfigError(f"--explain={what!r} is none of the {len(names)} that were predicted; give a name such as {names[0]!r}")
+            raise ConfigError(f"--explain={what!r} is not one of the {len(names)} that were predicted; give a name such as {names[0]!r}")
         return names.index(what)
 
     def _shown(self, document: Entry, top: int) -> Iterator[View]:

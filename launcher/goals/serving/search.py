@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MEASURED, SCALED = "measured", "scaled from measured"
 """Sources of a time: its trial, or a trial of fewer replicas, scaled by the predicted ratio."""
 SCALING = (
-    "~ scaled: the trial served fewer replicas than the way has, so what it measured is multiplied by what is predicted of all of them "
-    "over what is of those it had; limits and costs are of that (search.nodes=full measures all)"
+    "~ scaled: the trial served fewer replicas than the way has, so its times are multiplied by the ratio of the predictions "
+    "for all replicas and for those it had; limits and costs follow (search.nodes=full measures all)"
 )
 COLUMNS = (
     GoalColumn("", "front", lambda front: "*" if front else "", right=False),

@@ -43,7 +43,9 @@ def _check_formats(config: Config) -> None:
     """Checks that the engine has the number formats: keys and values are as wide as the compute type, or have a format of their own."""
     weights, kv, engine = config.serving.weights, config.serving.kv, config.engine
     if engine.formats and weights not in engine.formats:
-        raise ConfigError(f"serving.weights={weights} is no format of {engine.name}; use {listed(engine.formats)}, or another engine=NAME")
+        raise ConfigError(
+            f"serving.weights={weights} is not a format of {engine.name}; use {listed(engine.formats)}, or another engine=NAME"
+        )
     if kv not in engine.kv_formats and BYTES[kv] != max(BYTES[weights], 2):
         own = f" or {listed(engine.kv_formats)}" if engine.kv_formats else ""
         raise ConfigError(

@@ -148,7 +148,7 @@ class ChooseSettings:
     """One of several trainings."""
 
     best: str = key(
-        "step_time_s", "which one goes on: that of the shortest median step, or of the lowest last loss", choices=("step_time_s", "loss")
+        "step_time_s", "which one is kept: that of the shortest median step, or of the lowest last loss", choices=("step_time_s", "loss")
     )
 
 

@@ -92,7 +92,7 @@ def template_parts(data: DataConfig) -> list[tuple[str, str | None]]:
         raise ConfigError(f"data.template={data.template!r} does not end with {{{data.answer}}}, the field that data.answer names")
     if data.truncate is not None and data.truncate not in names[:-1]:
         raise ConfigError(
-            f"data.truncate={data.truncate} is no field of data.template={data.template!r} before the answer; name one, or null"
+            f"data.truncate={data.truncate} is not a field of data.template={data.template!r} before the answer; name one, or null"
         )
     return parts
 

@@ -115,7 +115,7 @@ def read_index(data: DataConfig) -> CorpusIndex:
         record = json.loads((folder / INDEX).read_text()) if not missing else {}
         size = (folder / TOKENS).stat().st_size if not missing else 0
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"data.path={data.path} does not exist or is no folder; {remedy}") from None
+        raise ConfigError(f"data.path={data.path} does not exist or is not a folder; {remedy}") from None
     except OSError as error:
         raise ConfigError(f"data.path={data.path} cannot be read: {error.strerror}; check its permissions, or {remedy}") from None
     except (ValueError, RecursionError):
@@ -149,7 +149,7 @@ def other_words(given: Path, weights: Path, vocab: int) -> str:
     if own is None or known == own:
         return ""
     if known is not None:
-        return f"note: {given} has other words than {beside}, the model's own; what is read and written with it means something else to it"
+        return f"note: {given} has other words than {beside}, the model's own; its tokens mean something else to the model"
     told = f"note: {given} has {len(own)} tokens, and model.vocab={vocab}; unless it was trained with these, what it says means nothing"
     return told if len(own) < vocab else ""
 
@@ -171,7 +171,7 @@ def check_sample(data: DataConfig, index: CorpusIndex) -> None:
         raise ConfigError(f"data.path={data.path}: cannot read {TOKENS}: {error.strerror}; check its permissions") from None
     if found != index.sample:
         raise ConfigError(
-            f"data.path={data.path}: {TOKENS} is not what was prepared (its checksum differs from that in {INDEX}); "
+            f"data.path={data.path}: {TOKENS} is not the prepared file (its checksum differs from that in {INDEX}); "
             f"run `{prepare_command(data)} --force`"
         )
 

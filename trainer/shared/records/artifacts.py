@@ -130,7 +130,7 @@ def checkpoint_facts(folder: Path) -> tuple[Path, dict[str, Any]]:
     manifest = None if checkpoint is None else read_json(checkpoint / CHECKPOINT_MANIFEST)
     if checkpoint is None or manifest is None or not isinstance(manifest.get("model"), dict):
         raise ConfigError(
-            f"{folder} is no checkpoint and holds none that can be read; give a folder that 'run.checkpoint.every' has filled"
+            f"{folder} is not a checkpoint and holds none that can be read; give a folder that 'run.checkpoint.every' has filled"
         )
     return checkpoint, manifest
 

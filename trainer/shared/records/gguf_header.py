@@ -52,7 +52,7 @@ def read_header(source: Path) -> Header:
     try:
         with source.open("rb") as file:
             if _bytes(file, 4) != b"GGUF" or _number(file, "I") not in (2, 3):
-                raise ValueError("it is none of version 2 or 3")
+                raise ValueError("its version is neither 2 nor 3")
             tensors, fields = _number(file, "Q"), _number(file, "Q")
             known = {_text(file): _value(file, _number(file, "I")) for _ in range(fields)}
             stored = dict(_tensor(file) for _ in range(tensors))

@@ -121,7 +121,7 @@ def read_model(source: Path) -> ResolvedModelConfig:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         return from_config(config)
     except ConfigError:
         raise

@@ -48,7 +48,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(said, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         return said
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -86,7 +86,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.UPSTREAM: (
         "What it depends on has failed: a stage before it, or a job of cluster.dependency.",
-        "Mend that one and repeat the command: what is made already is not made again.",
+        "Fix that one and repeat the command: finished stages are not repeated.",
     ),
     Reason.CANCELLED: ("Somebody cancelled it, or the launcher was interrupted.", "Repeat the command to run it."),
     Reason.CANNOT_WIN: (

@@ -28,7 +28,7 @@ def newest(folder: Path) -> FoundCheckpoint:
     """Returns the newest checkpoint in ``folder``. Raises ``ConfigError`` when there is none."""
     path = newest_checkpoint(folder)
     if path is None:
-        raise ConfigError(f"{folder} is no checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
+        raise ConfigError(f"{folder} is not a checkpoint and holds none; give a folder that 'run.checkpoint.every' has filled")
     return FoundCheckpoint(0, 0, path)
 
 
@@ -104,7 +104,7 @@ def check_folder(root: Path) -> None:
     if newest is not None:
         what = "is one checkpoint" if newest == root else "holds the folder of a run's checkpoints"
         raise ConfigError(
-            f"run.checkpoint.dir={root} {what}; a run goes on from the newest in their folder and saves there: "
+            f"run.checkpoint.dir={root} {what}; a run resumes from the newest in their folder and saves there: "
             f"give run.checkpoint.dir={os.path.dirname(os.path.abspath(newest))}"
         )
 

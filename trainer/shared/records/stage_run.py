@@ -21,7 +21,7 @@ class StageRun:
     """The inputs and the output of a stage. Its id names its output; folders are named as the ranks see them."""
 
     name: str = key("", "name of the stage in its pipeline")
-    verb: str = key("", "what is done: train, tune, evaluate, prepare, convert, generate, choose, serve")
+    verb: str = key("", "the work: train, tune, evaluate, prepare, convert, generate, choose, serve")
     id: str = key("", "identity of the stage, and of what it makes")
     folder: str = key("", "folder of the artifact that it makes; empty: a command line outside any pipeline")
     gives: str = key("", "kind of that artifact", choices=("", *(kind.value for kind in ArtifactKind)))
@@ -29,7 +29,7 @@ class StageRun:
     sources: dict[str, str] = key(dict, "folder of each input")
     made_by: dict[str, str] = key(dict, "of inputs that a stage makes: its name")
     work: str = key("", "class of the trainer that does it, as MODULE:CLASS; empty: what the command line of that verb asks")
-    settings: dict[str, Any] = key(dict, "settings of what is done")
+    settings: dict[str, Any] = key(dict, "settings of that work")
 
     @property
     def made(self) -> Artifact | None:

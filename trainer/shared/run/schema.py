@@ -341,13 +341,13 @@ class TrainConfig:
 
     model: ModelConfig = key(ModelConfig, "the shape of the network")
     layout: LayoutConfig = key(LayoutConfig, "how it is laid over the ranks")
-    data: DataConfig = key(DataConfig, "what is trained on")
+    data: DataConfig = key(DataConfig, "the data that it learns from")
     optimizer: OptimizerConfig = key(OptimizerConfig, "how weights are updated")
     run: RunConfig = key(RunConfig, "how long and how exactly")
     tracking: TrackingConfig = key(TrackingConfig, "where measurements are mirrored")
     tune: TuneConfig = key(TuneConfig, "what of the model is trained")
     command: Optional[CommandConfig] = key(None, "another trainer that trains in place of ours; null = ours (set by the launcher)")
-    requests: Optional[RequestsConfig] = key(None, "run.task=inference: what is asked of the model (set by the launcher)")
+    requests: Optional[RequestsConfig] = key(None, "run.task=inference: the requests to the model (set by the launcher)")
 
 
 @dataclass(kw_only=True)
