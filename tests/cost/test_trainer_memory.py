@@ -33,6 +33,8 @@ def drawn(seed: int) -> dict[str, Any]:
         "dropout": pick((0.0, 0.0, 0.1)), "attention": pick(("fused", "unfused")),
     }  # fmt: skip
     model |= {"kv_heads": pick((2, 4))} if family == "llama" else {"activation": pick(("gelu", "squared_relu"))}
+    if family == "llama":
+        model |= options(seed)
     layout = {
         "tensor": tensor, "pipeline": pipeline, "data": data, "virtual_pipeline": chunks, "schedule": schedule,
         "sequence_parallel": tensor > 1 and pick((True, False)), "micro_batch": pick((1, 2)), "recompute": pick(RECOMPUTE),
@@ -45,6 +47,22 @@ def drawn(seed: int) -> dict[str, Any]:
     precision, chunk = pick(("fp32", "bf16")), pick((None, 0.1))
     run = {"global_batch": 16 if chunks > 1 else 8, "bucket_mb": 25.0, "warmup_steps": 0, "loss_chunk_mb": chunk}
     return small(steps=1, precision=precision, model=model, run=run, **layout)
+
+
+def options(seed: int) -> dict[str, Any]:
+    """Choices of a decoder of today, none in half of the draws."""
+    pick = random.Random(f"options {seed}").choice
+    given: list[dict[str, Any]] = [
+        {"qk_norm": pick(("head", "width"))},
+        {"norm_at": pick(("after", "both"))},
+        {"residual": pick(("parallel", "parallel_one_norm"))},
+        {"window": 16, "full_every": pick((0, 2))},
+        {"score_cap": 20.0, "logit_cap": 10.0},
+        {"activation": pick(("gelu", "geglu", "swiglu")), "biases": pick((["qkv"], ["qkv", "output", "up", "down"]))},
+        {"rope": {"share": 0.5, "skip_every": pick((0, 4))}},
+        {"head_width": 48},
+    ]
+    return {} if pick((True, False)) else pick(given) | pick(given)
 
 
 def compares_activations(plain: dict[str, Any]) -> bool:
@@ -65,3 +83,26 @@ def test_predicted_parts_are_what_the_trainer_counts(seed: int, farm: Farm) -> N
     if not compares_activations(plain):  # a norm keeps its weight, and with it the trainer counts the buffer that the weight lies in
         del counted["activations"]
     assert {part: predicted[part] for part in counted} == pytest.approx(counted, rel=TOLERANCE)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "a norm of each head": {"qk_norm": "head"},
+    "a norm of all heads": {"qk_norm": "width", "kv_heads": 4},
+    "norms before and after": {"norm_at": "both", "qk_norm": "width"},
+    "a parallel residual stream": {"residual": "parallel"},
+    "a parallel residual stream with norms after": {"residual": "parallel_one_norm", "norm_at": "after"},
+    "windows": {"window": 16, "full_every": 2},
+    "capped scores": {"score_cap": 20.0, "attention": "unfused"},
+}
+
+
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.campaign("layouts"))])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_a_decoder_keep_the_bytes_that_are_predicted(name: str, precision: str, farm: Farm) -> None:
+    model = {"family": "llama", "layers": 4, "hidden": 128, "heads": 4, "kv_heads": 2, "vocab": 1000, "seq": 64} | OPTIONS[name]
+    plain = small(steps=1, precision=precision, model=model, run={"global_batch": 2, "warmup_steps": 0}, micro_batch=2)
+    counted = farm.train(plain, 1).checked().result["memory"]
+    config = resolve(from_dict(TrainConfig, plain), 1)
+    predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=1, hardware=HARDWARE["cpu"])).counted
+    within = 0.02 if model.get("attention") == "unfused" else 1e-3
+    assert predicted["activations"] == pytest.approx(counted["activations"], rel=within)

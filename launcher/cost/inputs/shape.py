@@ -68,6 +68,9 @@ def _traits(model: ResolvedModelConfig, seq: Array) -> dict[str, Any]:
         "biases": tuple(model.biases),
         "scale_only_norm": NORM_VECTORS[model.norm] == 1,
         "block_norms": NORMS[model.norm_at] - (model.residual == "parallel_one_norm" and model.norm_at != "after"),
+        "post_norms": 2 * (model.norm_at == "both"),
+        "one_input": model.residual == "parallel" or (model.residual == "parallel_one_norm" and model.norm_at == "after"),
+        "norm_first": model.norm_at != "after",
         "qk_norm": model.qk_norm,
         "positions": seq + family.further_positions if model.positions == "learned" else 0,
         "embedding_norm": family.embedding_norm,
@@ -93,6 +96,9 @@ class Shape:
     tied: bool = True  # input embedding and head share their matrix
     biases: tuple[str, ...] = MATRICES  # matrices that have one
     block_norms: int = 2  # of the hidden state, in a block
+    post_norms: int = 0  # those among them whose results are added to the residual stream, beside others before the products
+    one_input: bool = False  # attention and MLP start from the same tensor, each by itself (parallel residual)
+    norm_first: bool = True  # and with a norm
     qk_norm: str = "none"  # of queries and keys: none, of each head, of the whole width
     window: Array = 0  # positions that attention looks back; 0: all
     full_every: Array = 0  # each so many-th block does in spite of that; 0: none

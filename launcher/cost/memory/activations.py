@@ -101,12 +101,35 @@ def _copies_norm_inputs(case: Case) -> bool:
 
 
 def norms(case: Case) -> Array:
-    """Returns the bytes of all norms of the hidden state, and of queries and keys. The norm before the MLP feeds one product alone."""
+    """Returns the bytes of all norms of the hidden state, and of queries and keys. The norm before the MLP feeds one product alone, one
+    behind a product none, and two of the same input keep it once."""
     s = case.shape
-    statistics: dict[str, Array] = {"none": 0.0, "head": (s.heads + s.kv_heads) * 4, "width": 8.0}
-    heads = case.tokens * statistics[s.qk_norm]
-    widths = 0.0 if s.qk_norm == "none" else case.tokens * (s.query_width + s.kv_width) * case.width
-    return s.block_norms * one_norm(case) - rows(case) * (narrow(case) - input_bytes(case, "gates")) + (widths + heads) / case.tensor
+    unfed = narrow(case) - input_bytes(case, "gates") + s.post_norms * narrow(case)
+    once: float = 0
+    if s.one_input:
+        once = (0 if _copies_norm_inputs(case) else case.width) if s.norm_first else narrow(case)
+    return s.block_norms * one_norm(case) - rows(case) * (unfed + once) + head_norms(case)
+
+
+def head_norms(case: Case) -> Array:
+    """Returns the bytes of the norms of queries and keys.
+
+    The normalised ones, and the input where the product gave another tensor: in 4 bytes, or queries of several to a group, which are cut out
+    of it. The norm over all heads together is made of simple operations on every device (trainer/models/layers.py, ``WidthNorm``).
+    """
+    s, w = case.shape, case.width
+    if s.qk_norm == "none":
+        return np.zeros_like(case.tokens)
+    statistics = 8 if s.qk_norm == "width" else 4 * (s.heads + s.kv_heads)
+    both = s.query_width + s.kv_width
+    if s.qk_norm == "width" and w < 4:
+        kept = both * (4 + w)
+    elif _copies_norm_inputs(case):
+        kept = both * 8
+    else:
+        cut = np.where(np.asarray(s.kv_heads) != s.heads, s.query_width, 0) * case.trainer.memory.copied_heads
+        kept = (both + cut) * w
+    return case.tokens * (kept + statistics) / case.tensor
 
 
 def projections(case: Case) -> Array:
@@ -131,12 +154,24 @@ def attention_core(case: Case) -> Array:
     """Between the projections: a number per row with a flash kernel, nothing where scores are computed again, else copies of them."""
     s, w, name = case.shape, case.width, kernel(case)
     if name in FLASH:
-        return case.tokens * s.heads / case.tensor * 4 + bias_columns(case)
+        return case.tokens * s.heads / case.tensor * 4 + bias_columns(case) + windows(case)
     if in_blocks(case):
         return bias_columns(case)
-    copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies
+    copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies + s.capped
     dropped = w + 1 if s.dropout else 0  # dropped weights and the mask
     return score_count(case) * (copies * w + dropped) + bias_columns(case)
+
+
+def windows(case: Case) -> Array:
+    """Where our own trainer gives a kernel the queries of one window after the other, with a mask for the keys that they see: the parts of
+    the output, which are joined, and the masks, of as many bytes as a score (trainer/models/attention.py, ``_fused``)."""
+    s = case.shape
+    if not (case.trainer.memory.copied_heads and np.any(s.window)):
+        return np.zeros_like(case.tokens)
+    window = np.where(np.asarray(s.window) > 0, np.minimum(s.window, s.seq), s.seq)
+    masks = s.seq * (2 * window - 1) - window * (window - 1)
+    full = np.where(np.asarray(s.full_every) > 0, s.layers // np.maximum(s.full_every, 1), 0) / s.layers
+    return np.where(window < s.seq, (1 - full) * (case.tokens * s.query_width / case.tensor + masks) * case.width, 0.0)
 
 
 def bias_columns(case: Case) -> Array:
