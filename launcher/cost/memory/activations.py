@@ -114,8 +114,8 @@ def norms(case: Case) -> Array:
 def head_norms(case: Case) -> Array:
     """Returns the bytes of the norms of queries and keys.
 
-    The normalised ones, and the input where the product gave another tensor: in 4 bytes, or queries of several to a group, which are cut out
-    of it. The norm over all heads together is made of simple operations on every device (trainer/models/layers.py, ``WidthNorm``).
+    The normalised ones, and the input where the product gave another tensor: in 4 bytes, or queries of several to a group, which are cut
+    out of it. The norm over all heads together is made of simple operations on every device (trainer/models/layers.py, ``WidthNorm``).
     """
     s, w = case.shape, case.width
     if s.qk_norm == "none":
