@@ -106,3 +106,13 @@ def test_options_of_a_decoder_keep_the_bytes_that_are_predicted(name: str, preci
     predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=1, hardware=HARDWARE["cpu"])).counted
     within = 0.02 if model.get("attention") == "unfused" else 1e-3
     assert predicted["activations"] == pytest.approx(counted["activations"], rel=within)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_gradients_of_one_micro_batch_fill_one_buffer_and_of_more_two(micro_batches: int, farm: Farm) -> None:
+    layout: dict[str, Any] = {"data": 2, "sharding": {"params": 1, "grads": 2, "optimizer": 2}}
+    plain = small(steps=1, model={"layers": 2}, run={"global_batch": 2 * micro_batches, "bucket_mb": 25.0, "warmup_steps": 0}, **layout)
+    counted = farm.train(plain, 2).checked().result["memory"]["gradients"]
+    config = resolve(from_dict(TrainConfig, plain), 2)
+    predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=2, hardware=HARDWARE["cpu"])).counted
+    assert predicted["gradients"] == pytest.approx(counted, rel=TOLERANCE)

@@ -103,7 +103,8 @@ def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
 
 
 def _filling(case: Case, parameters: Array, block: Array, ends: Array) -> Array:
-    """Elements of the buckets that gradients fill: one of every size, a second one of a single bucket, which fills while it travels.
+    """Elements of the buckets that gradients fill: one of every size, a second one of a single bucket, which fills for the next
+    micro-batch while it travels.
 
     Matrices larger than a bucket are buckets of their own, equal from block to block; smaller ones make a few different sizes. Chunks that
     take turns with whole micro-batches fill the same buckets twice in a row: two of the end's size, two of all other chunks'.
@@ -112,7 +113,7 @@ def _filling(case: Case, parameters: Array, block: Array, ends: Array) -> Array:
     apart = (case.pipeline > 1) & case.shape.tied & (ends > 0)  # a matrix that two stages hold has a bucket of its own
     chunk = (parameters - ends) / case.chunks
     at_end = np.where(ends > 0, np.where(apart, 1, 2) * (ends + chunk), 0.0)
-    single = np.where(case.chunks > 1, at_end + 2 * chunk, np.where(apart, 1, 2) * parameters)
+    single = np.where(case.chunks > 1, at_end + 2 * chunk, np.where(apart | (case.micro_batches == 1), 1, 2) * parameters)
     return np.where(parameters <= capacity, single, np.minimum(parameters, np.maximum(block, 4 * capacity) + ends))
 
 

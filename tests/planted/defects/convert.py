@@ -26,4 +26,18 @@ DEFECTS = [
         "return tensor.reshape(tensor.shape)",
         "tests/convert/test_gguf.py",
     ),
+    Defect(
+        "norms of 1 + weight stand in a file without the 1",
+        "trainer/convert/gguf.py",
+        "return tensor.float() - 1 if back else tensor.float() + 1",
+        "return tensor.float()",
+        "tests/convert/test_gguf.py",
+    ),
+    Defect(
+        "the stretch of rotary positions is read from the first pair alone",
+        "trainer/shared/records/rope_factors.py",
+        'found |= {"original": round(slope * reach * 2 * math.pi), "high": float(f"{1 + reach:.4g}")}',
+        'found |= {"original": 8192}',
+        "tests/convert/test_gguf.py",
+    ),
 ]

@@ -77,4 +77,18 @@ DEFECTS = [
         "for group, level in ((between, params), (further, params * grads)))",
         "tests/cost/test_trainers.py",
     ),
+    Defect(
+        "a norm of queries and keys keeps nothing",
+        "launcher/cost/memory/activations.py",
+        "rows(case) * (unfed + once) + head_norms(case)",
+        "rows(case) * (unfed + once)",
+        "tests/cost/test_trainer_memory.py",
+    ),
+    Defect(
+        "two norms of one input keep it twice",
+        "launcher/cost/memory/activations.py",
+        "rows(case) * (unfed + once)",
+        "rows(case) * unfed",
+        "tests/cost/test_trainer_memory.py",
+    ),
 ]

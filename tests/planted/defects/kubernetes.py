@@ -74,4 +74,11 @@ DEFECTS = [
         "return text",
         RENDERED,
     ),
+    Defect(
+        "a node that has not heard of a secret is taken for one that has none",
+        "launcher/backends/kubernetes/causes.py",
+        'if NODE_WAITS in (waiting.get("message") or ""):',
+        "if False:",
+        "tests/backends/test_kubernetes_states.py",
+    ),
 ]
