@@ -96,6 +96,14 @@ def test_factors_of_rotary_frequencies_in_a_gguf_file_are_refused_unless_they_ar
     assert not (tmp_path / "scaled").exists()
 
 
+def test_factors_of_long_positions_are_whole_or_refused_in_one_line() -> None:
+    name, short = "llama.rope.scaling.original_context_length", {"rope_factors_short.weight": [1.0, 2.0]}
+    with pytest.raises(ConfigError, match=r"has no tensor rope_factors_long\.weight"):
+        model_in(Header(HEADER, set(), short), Path("m.gguf"))
+    with pytest.raises(ConfigError, match="original_context_length=1 must be 2 or more"):
+        model_in(Header(HEADER | {name: 1}, set(), short | {"rope_factors_long.weight": [1.0, 3.0]}), Path("m.gguf"))
+
+
 def test_shards_that_the_index_does_not_name_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface, "FILE_BYTES", 20_000)
     model = resolve_model(MODELS["llama"])

@@ -137,12 +137,16 @@ def _scaled(
         stretched = stretching([*factors["rope_freqs.weight"]], width, theta)
         if stretched is None:
             raise ConfigError(
-                f"{source}: the tensor rope_freqs.weight does not scale rotary positions as Llama 3.1 does, which is trained here"
+                f"{source}: the tensor rope_freqs.weight does not scale rotary positions as Llama 3.1 does, the only way that is trained here"
             )
         return {"kind": kind, **stretched}
     if kind is None:
         return {}
     original = int(fields.get(f"{prefix}original_context_length") or seq)
+    if missing := sorted(name for name, meant in FACTORS.items() if meant == kind and name not in factors):
+        raise ConfigError(f"{source} has no tensor {missing[0]}, which belongs to the other one of its factors; it is incomplete")
+    if original < 2:
+        raise ConfigError(f"{source}: {prefix}original_context_length={original} must be 2 or more")
     longer = max(1.0, seq / original)
     found: dict[str, Any] = {"kind": kind, "original": original, "factor": longer}
     found |= {ours: [shortest(each) for each in factors[f"rope_factors_{ours}.weight"]] for ours in ("short", "long")}
