@@ -137,7 +137,7 @@ def _scaled(
         stretched = stretching([*factors["rope_freqs.weight"]], width, theta)
         if stretched is None:
             raise ConfigError(
-                f"{source}: the tensor rope_freqs.weight does not scale rotary positions as Llama 3.1 does, the only way that is trained here"
+                f"{source}: the tensor rope_freqs.weight does not scale rotary positions as Llama 3.1 does, the only way trained here"
             )
         return {"kind": kind, **stretched}
     if kind is None:
