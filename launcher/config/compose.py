@@ -24,7 +24,8 @@ from launcher.config.schema import Config
 from launcher.config.text_keys import TEXT, as_typed, is_list, type_of_key
 from launcher.config.trainers import TRAINERS
 from launcher.config.yaml_text import read_yaml
-from trainer.shared.records.model_files import read_model
+from trainer.shared.records.artifacts import newest_checkpoint
+from trainer.shared.records.model_files import model_of, read_model
 from trainer.shared.run.errors import ConfigError, nearest, options_listed
 from trainer.shared.run.read import flatten, to_dict
 from trainer.shared.run.schema import METHODS
@@ -167,10 +168,11 @@ def _check_method(names: Sequence[str]) -> None:
 
 
 def _described(text: str) -> list[str]:
-    """Returns ``model.from=PATH`` as the keys of the model that ``config.json`` describes: the path itself, or that file in it."""
+    """Returns ``model.from=PATH`` as the keys of a model: that of a checkpoint, or of a ``config.json``, the path itself or that file in
+    it."""
     path = Path(str(parse_override(text).value())).expanduser()
     try:
-        shape = read_model(path)
+        shape = read_model(path) if newest_checkpoint(path) is None else model_of(path)
     except ConfigError as error:
         raise ConfigError(f"{text}: {error}") from None
     return [f"model.{name}={json.dumps(value)}" for name, value in flatten(shape).items()]

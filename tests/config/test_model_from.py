@@ -10,6 +10,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.config import compose, resolve
+from trainer.shared.records.artifacts import CHECKPOINT_MANIFEST
 from trainer.shared.records.model_files import to_config
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
@@ -28,6 +29,14 @@ def test_a_model_is_read_from_its_config_whatever_the_defaults_are(model: ModelC
     (tmp_path / "config.json").write_text(json.dumps(to_config(resolve_model(model))))
     found = resolve(compose(["model=llama_tiny", f"model.from={tmp_path / name}"])).model
     assert found == dataclasses.replace(resolve_model(model), init_std=found.init_std)
+
+
+def test_a_model_is_read_from_a_checkpoint(tmp_path: Path) -> None:
+    model = resolve_model(dataclasses.replace(MODELS[1], norm_eps=1e-3))
+    checkpoint = tmp_path / "step-00000000-start-0"
+    checkpoint.mkdir()
+    (checkpoint / CHECKPOINT_MANIFEST).write_text(json.dumps({"model": dataclasses.asdict(model)}))
+    assert resolve(compose(["model=gpt_tiny", f"model.from={tmp_path}"])).model == model
 
 
 def test_keys_beside_it_overrule_it_wherever_they_stand(tmp_path: Path) -> None:

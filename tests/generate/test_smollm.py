@@ -63,10 +63,10 @@ def test_it_is_trained_on_for_20_steps_under_two_layouts_scored_exported_and_gen
     layouts = ["layout.tensor=2,1", "layout.pipeline=1,2"]
     words = [f"model.from={model}", f"tune.base={model}", "cluster.gpus_per_node=2", *data, *run]
     assert main(["train", "-m", *words, *layouts, "--json"]) in (0, 1)
-    trials = [json.loads(path.read_text()) for path in Path("runs/smollm/trials").glob("*/result.json")]
+    trials = [json.loads(path.read_text()) for path in Path("runs/trials").glob("*/result.json")]
     finished = [trial["losses"] for trial in trials if trial["status"] == "done"]
     assert len(finished) == 2 and finished[0] == pytest.approx(finished[1], rel=1e-3) and finished[0][-1] < 0.3 * finished[0][0]
-    folder = next(Path("runs/smollm/trials").glob("*/checkpoints"))
+    folder = next(Path("runs/trials").glob("*/checkpoints"))
     losses = []
     for weights in (model, folder):
         capfd.readouterr()
