@@ -20,6 +20,7 @@ from trainer.pipeline.recompute import apply_recompute
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
 from trainer.shared.parallel.balance import blocks_per_chunk
 from trainer.shared.parallel.boundary import boundary_shapes
+from trainer.shared.parallel.placement import FOLDED
 from trainer.shared.parallel.schedule import build
 from trainer.shared.parallel.shards import Factors
 from trainer.shared.run.rules import micro_batches
@@ -31,6 +32,7 @@ from trainer.state.parameters import ModelParameter, OptimizerShard
 from trainer.state.sharding import ShardedState
 from trainer.tensor.dropout import Noise
 from trainer.tensor.eight_bits import EightBitProduct
+from trainer.tensor.experts import ExpertBalance
 from trainer.tensor.fused import FusedProducts
 from trainer.tensor.layers import Region
 from trainer.tensor.parallelize import Parallelizer
@@ -52,6 +54,7 @@ class Rank:
     positions: int  # that weights are made for
     state: ShardedState
     shards: list[OptimizerShard]  # of all parameters, frozen ones too
+    balance: ExpertBalance | None  # of mixtures of experts
     pipeline: PipelineRuntime
     recorder: Recorder
     activations: ActivationMeter
@@ -92,12 +95,16 @@ class Rank:
 
 def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None = None) -> Rank:
     """Returns this rank's part. Collective. ``positions``: how many the weights are made for, if more than those of a row."""
-    groups, trains = Groups.make(world, config.layout, config.model.tied), config.run.task not in FORWARD_TASKS
+    mixes, trains = bool(config.model.mixtures), config.run.task not in FORWARD_TASKS
+    groups = Groups.make(world, config.layout, config.model.tied, mixes)
     precision = Precision.of(config.run.precision, trains, config.run.moments)
     region, noise = Region(groups.tensor, config.layout.sequence_parallel), Noise(config.run.seed)
     recorder, positions = Recorder(world.ledger.clock, world.ledger), positions or config.model.seq
     state = _state(config, groups, precision, trains, world.device)
     parallelizer = _parallelizer(config, groups, region, state, noise, precision)
+    if mixes:
+        first = groups.at["tensor"] == groups.at["context"] == groups.at["data"] == 0
+        parallelizer.balance = ExpertBalance(config.model, precision.master, world.device, first)
     parts = [
         _model_part(config, parallelizer, positions, chunk * config.layout.pipeline + groups.at["pipeline"])
         for chunk in range(config.layout.virtual_pipeline)
@@ -116,7 +123,8 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
         precision,
         positions,
         state,
-        state.optimizer_shards(),
+        state.optimizer_shards() + ([] if parallelizer.balance is None else parallelizer.balance.shards),
+        parallelizer.balance,
         _pipeline(config, groups, chunks, state, boundary, recorder),
         recorder,
         _activation_meter(config, state),
@@ -127,7 +135,11 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
 def _state(config: ResolvedTrainConfig, groups: Groups, precision: Precision, trains: bool, device: torch.device) -> ShardedState:
     pool, queue = Pool(device), CollectiveQueue()
     dense = BucketSettings(Factors.of(config.layout), groups.at["data"], groups.levels, precision, pool, queue, trains)
-    return ShardedState({"data": dense}, int(config.run.bucket_mb * 2**20))
+    settings = {"data": dense}
+    if groups.expert_levels:
+        factors = Factors.of_experts(config.layout)
+        settings[FOLDED] = replace(dense, factors=factors, data_index=groups.experts_at, levels=groups.expert_levels)
+    return ShardedState(settings, int(config.run.bucket_mb * 2**20))
 
 
 def _parallelizer(

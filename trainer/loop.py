@@ -226,7 +226,7 @@ class TrainingRun:
         partial = self.config.tune.method != "full"
         if partial:
             self._begin()
-        resumed = self.checkpoints.resume(self.engine.trained) if self.checkpoints is not None and resumes else None
+        resumed = self.checkpoints.resume(self.engine.saved) if self.checkpoints is not None and resumes else None
         if resumed is None:
             if not partial:
                 self._begin()
@@ -250,7 +250,7 @@ class TrainingRun:
 
     def _save(self, steps: int) -> None:
         assert self.checkpoints is not None
-        self.checkpoints.save(steps, self.engine.trained, self.engine.extra())
+        self.checkpoints.save(steps, self.engine.saved, self.engine.extra())
 
     def _record(self, step: int, result: StepResult, measured: bool) -> None:
         history, seconds = self.history, result.seconds
@@ -270,6 +270,7 @@ class TrainingRun:
             "step_time_s": seconds,
             "tokens_per_s": self.engine.batches.tokens / seconds,
             "time": time.time(),
+            **({} if result.busiest is None else {"busiest_expert": result.busiest}),
             **validated,
         }
         self.out.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,7 @@ class StepResult:
     stop: bool  # some rank was asked to stop
     skipped: bool  # the loss or the norm was not finite, and the weights are unchanged
     seconds: float
+    busiest: float | None = None  # tokens of the busiest expert of a block over their mean
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class QueuedStep:
 
     batch: TokenBatch
     lr: float
-    sums: Tensor  # loss, stop requests, targets, squared norm of each task's gradient, on the host once ``end`` has passed
+    sums: Tensor  # loss, stop requests, targets, squared norm of each task's gradient, busiest expert; on the host once ``end`` has passed
     measured: bool  # the recorder has its parts
     start: Any  # stamps of the clock
     end: Any
@@ -53,7 +54,8 @@ class Engine:
         """Without ``draws``, weights come from a checkpoint, or are drawn later. ``positions``: as of ``build_rank``."""
         self.config, self.rank = config, build_rank(config, world, positions)
         self.batches = BatchReader(self.rank, dataset)
-        self.trained = [shard for shard in self.rank.shards if shard.record.trainable]
+        self.saved = [shard for shard in self.rank.shards if shard.record.trainable]
+        self.trained = [shard for shard in self.saved if shard.record.learned]
         self.tasks = [[shard for shard in self.trained if task_of(shard.record.name) == task] for task in range(config.tune.tasks)]
         self.optimizer = AdamW(config.optimizer, self.tasks, world.device)
         self.scale = LossScale.of(config.run.precision)
@@ -93,6 +95,7 @@ class Engine:
         """Wait for a step, the only wait of the host for the device. Its outcome."""
         self.rank.clock.wait(queued.end)
         loss, stops, targets, *squares = queued.sums.tolist()
+        busiest = None if self.rank.balance is None else squares.pop()
         ratio = self.batches.tokens / max(targets, 1)
         loss, squared = loss * ratio / queued.batch.tasks, sum(squares) * ratio**2
         skipped = not (math.isfinite(loss) and math.isfinite(squared))
@@ -102,11 +105,13 @@ class Engine:
         else:
             self.scale.succeeded()
         norm = math.sqrt(squared) if squared >= 0 else squared
-        return StepResult(loss, norm, queued.lr, stops > 0, skipped, self.rank.clock.seconds(queued.start, queued.end))
+        return StepResult(loss, norm, queued.lr, stops > 0, skipped, self.rank.clock.seconds(queued.start, queued.end), busiest)
 
     def gradients(self, batch: TokenBatch) -> list[Tensor]:
         """Computes forward and backward of all micro-batches. Gradient reductions may still be running when it returns."""
         self.rank.state.begin(self.batches.micro_batches)
+        if self.rank.balance is not None:
+            self.rank.balance.begin(batch.weight)
         return self.rank.pipeline.step(batch)
 
     def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> tuple[float, Tensor]:
@@ -115,13 +120,17 @@ class Engine:
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         groups, device = self.rank.groups, self.rank.device
         sum_partial(self.trained, groups.axes)
-        own = torch.zeros(3 + len(self.tasks), dtype=torch.float64, device=device)
+        balance, known = self.rank.balance, 3 + len(self.tasks)
+        own = torch.zeros(known, dtype=torch.float64, device=device)
         if losses and groups.tensor.index == 0:
             own[0] = torch.stack(losses).double().sum() / scale
             own[2] = batch.targets
         own[1] = float(stop)
         own[3:] = torch.stack([squared_norm(pieces, device) for pieces in self.tasks]) / scale**2
+        if balance is not None:
+            own = torch.cat((own, balance.load.flatten()))
         groups.world.all_reduce(own).wait()
+        own, load = own[:known], own[known:]
         mean = self.batches.tokens / own[2].clamp(min=1)  # gradients were computed as if every token was a target
         norms = own[3:].sqrt() * mean
         skip = torch.maximum((~(torch.isfinite(norms).all() & torch.isfinite(own[0]))).float(), self.halted)
@@ -130,6 +139,8 @@ class Engine:
         factors = (clip / (norms + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norms)
         self.optimizer.step(lr, factors * mean / scale, skip)
         self.rank.state.publish_updates()
+        if balance is not None:
+            own = torch.cat((own, balance.end(load, skip).view(1)))
         sums = torch.empty(len(own), dtype=torch.float64, pin_memory=device.type == "cuda")
         return lr, sums.copy_(own, non_blocking=True)
 

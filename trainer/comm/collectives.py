@@ -123,6 +123,16 @@ class Group:
         call = lambda: _reduce_scatter(shard, tensor, group=self.handle, async_op=True)  # noqa: E731
         return self._start("reduce_scatter", tensor, call, shard, tensor)
 
+    def all_to_all(self, output: Tensor, tensor: Tensor, come: list[int] | None = None, to: list[int] | None = None) -> Pending:
+        """``output`` = the rows that each rank, in order, has for this one in its ``tensor``: ``to`` of them for each rank, of which ``come``
+        from each; by default, equal parts. Counted are rows that leave the rank."""
+        if self.size == 1:
+            return self._alone(output, tensor)
+        kept = len(tensor) // self.size if to is None else to[self.index]
+        self.ledger.count(self, "all_to_all", (len(tensor) - kept) * tensor[:1].nbytes)
+        call = lambda: dist.all_to_all_single(output, tensor, come, to, group=self.handle, async_op=True)  # noqa: E731
+        return self._start("all_to_all", None, call, output, tensor)
+
     def computing(self, operation: str, nbytes: int, call: Callable[[], Any]) -> Any:
         """Returns the result of ``call``, which computes while it communicates ``nbytes``, in stream order; its waits are unknown."""
         self.ledger.count(self, operation, nbytes)

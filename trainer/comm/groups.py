@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 from trainer.comm.collectives import Group, World
 from trainer.shared.parallel.mesh import Mesh
+from trainer.shared.parallel.placement import FOLDED
 from trainer.shared.parallel.shards import Factors
 from trainer.shared.run.schema import LayoutConfig
+
+FOLDING = ("tensor", "context", "data")
+"""The axes that experts fold into axes of their own."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +25,23 @@ class Groups:
     up: Group  # pipeline ranks, for sends to a higher one
     down: Group  # the same ranks, for sends to a lower one
     levels: dict[str, Group]  # params, grads, optimizer, replicas: the levels of the data axis (trainer.shared.parallel.shards)
+    expert: Group  # ranks that have different experts, among those of tensor, context and data
+    expert_levels: dict[str, Group]  # the levels of the ranks that have the same experts; none in a dense model
+    experts_at: int  # this rank among those
     tied: Group  # first and last pipeline rank if both hold the embedding's weight; else only this rank
 
     @property
     def axes(self) -> dict[str, Group]:
         """By the axes that placements of parameters name, other than data."""
-        return {"tensor": self.tensor, "tied": self.tied}
+        return {"tensor": self.tensor, "tied": self.tied, "expert": self.expert}
 
     @classmethod
-    def make(cls, world: World, layout: LayoutConfig, tied: bool) -> Groups:
-        """All groups, made in the same order on every rank."""
+    def make(cls, world: World, layout: LayoutConfig, tied: bool, mixes: bool) -> Groups:
+        """All groups, made in the same order on every rank. ``mixes``: the model has experts."""
         mesh, levels = Mesh.of(layout), {level.name: level.size for level in Factors.of(layout).levels}
         at, by_level = mesh.coordinates(world.rank), mesh.refactor(["data"], levels)
+        shared = {level.name: level.size for level in Factors.of_experts(layout).levels}
+        folded, alike = mesh.refactor(FOLDING, {"expert": layout.expert, **shared}), Factors.of_experts(layout).data
         pipeline = mesh.group(world.rank, "pipeline")
         up, down = (world.make_group(f"pipeline {way}", pipeline) for way in ("up", "down"))
         last = len(pipeline) - 1
@@ -46,5 +55,8 @@ class Groups:
             up=up,
             down=down,
             levels={name: world.make_group(f"data {name}", by_level.group(world.rank, name)) for name in levels},
+            expert=world.make_group("expert", folded.group(world.rank, "expert") if mixes else [world.rank]),
+            expert_levels={n: world.make_group(f"{FOLDED} {n}", folded.group(world.rank, n)) for n in shared} if mixes else {},
+            experts_at=mesh.refactor(FOLDING, {"expert": layout.expert, FOLDED: alike})[FOLDED].coordinate(world.rank),
             tied=world.make_group("tied", sorted(set(ends))),
         )

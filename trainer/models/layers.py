@@ -33,12 +33,13 @@ class Init:
 @dataclass(frozen=True)
 class ParameterSpec:
     """The declaration of a parameter: initial values, whether weight decay applies, and where it lives. ``tied``: the global name of the
-    parameter that it equals, wherever that lives."""
+    parameter that it equals, wherever that lives. One that is not ``learned`` has no gradient: a rule of its own moves it."""
 
     init: Init
     decays: bool = False
     placement: Placement = field(default_factory=dict)
     tied: str | None = None
+    learned: bool = True
 
 
 class ParameterModule(nn.Module):
@@ -53,7 +54,7 @@ class ParameterModule(nn.Module):
     def own(self, name: str, shape: tuple[int, ...], spec: ParameterSpec) -> None:
         """Registers the parameter ``name``; its values are set later, from its record."""
         self.specs[name] = spec
-        self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=spec.learned))
 
 
 class Linear(ParameterModule):

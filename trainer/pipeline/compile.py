@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.models.attention import rotary_table
+from trainer.models.experts import Mixture
 from trainer.pipeline.recompute import Recomputed
 
 
@@ -21,7 +22,7 @@ def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool
     """Compiles the forward of each block in place; hooks on the block are not compiled. Blocks of one kind share their code.
 
     By default (``enabled`` is None) blocks are compiled on CUDA. A block that cannot be compiled ends the run, unless it ``falls_back``:
-    then it is computed eagerly, as far as necessary, with torch's warning.
+    then it is computed eagerly, as far as necessary, with torch's warning. Blocks with experts are never compiled.
     """
     if not compiles(enabled, device):
         return
@@ -32,5 +33,7 @@ def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool
     # Compiled code would check the sizes of each input tensor: fifty per block, a twelfth of its host time. CPUs keep the checks.
     compiler.size_asserts = device.type != "cuda"
     for block in blocks.values():
+        if any(isinstance(part, Mixture) for part in block.modules()):  # sizes of its products are known on the host alone
+            continue
         for root in {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}:
             root.forward = torch.compile(root.forward, fullgraph=not falls_back, dynamic=False)  # type: ignore[method-assign]

@@ -55,7 +55,7 @@ def without_last_product(block: nn.Module) -> nn.Module:
 
     Backward never reads the output of that product: it is only added to the residual stream, with dropout at most.
     """
-    mlp, down = block.get_submodule("mlp"), block.get_submodule("mlp.down")
+    mlp, down = block.get_submodule("mlp"), block.get_submodule("mlp.down")  # of experts, all products are weighed
     normed = getattr(block, "mlp_post_norm", None) is not None
     if normed or not isinstance(down, RowLinear) or mlp._forward_hooks:  # a norm or a hook reads the output
         return block

@@ -38,6 +38,7 @@ class ParameterRecord:
     init: Init
     decay: bool  # weight decay applies: matrices, not biases and norms
     placement: Placement = field(default_factory=dict)  # on each axis of the layout that concerns it
+    learned: bool = True  # else it has no gradient: a rule of its own moves it
     trainable: bool = True  # else frozen: no gradient, no optimizer state, not in the norm, not saved
     primary: bool = True  # of all ranks with this region (replicas on tensor and pipeline), the one that counts it in the norm and saves it
 

@@ -100,7 +100,7 @@ class ShardedState:
     def add_model_part(self, parameters: Iterable[ModelParameter]) -> None:
         """Plans the state of one chunk's parameters, in the order of registration. Call it for the last chunk first."""
         for axis, settings in self.settings.items():
-            alike = [p for p in parameters if p.record.placement[axis] == Replicate()]
+            alike = [p for p in parameters if p.record.placement.get(axis) == Replicate()]
             self._plan([p for p in alike if p.record.trainable], settings)
             self._plan([p for p in alike if not p.record.trainable], settings.frozen())
 
@@ -183,6 +183,16 @@ class ShardedState:
         for left, right in pairs:
             bucket, known, view, fresh = self._place(parameter)
             _add_product(view.view(-1, right.shape[-1]), fresh, left, right)
+        self._arrived(bucket, known, view)
+
+    def add_grouped(self, parameter: nn.Parameter, left: Tensor, right: Tensor, sizes: Sequence[int]) -> None:
+        bucket, known, view, fresh = self._place(parameter)
+        parts = (tensor.split(list(sizes)) for tensor in (left, right))
+        for matrix, outputs, inputs in zip(view.flatten(1, -2), *parts):
+            if len(inputs):
+                _add_product(matrix, fresh, outputs, inputs)
+            elif fresh:
+                matrix.zero_()
         self._arrived(bucket, known, view)
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:

@@ -16,7 +16,7 @@ hides is part of its product.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +47,9 @@ class Gradients(Protocol):
 
     def add_products(self, parameter: nn.Parameter, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Adds one gradient that is a sum of such products. A pair is no longer used once the next one is requested."""
+
+    def add_grouped(self, parameter: nn.Parameter, left: Tensor, right: Tensor, sizes: Sequence[int]) -> None:
+        """Adds such a product for each expert, whose weight is [experts, *out, in]: of its rows, expert after expert, ``sizes`` of each."""
 
     def counts(self, tensor: Tensor) -> object:
         """Counts the bytes of a tensor unknown to autograd for as long as the result lives."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainer.comm.collectives import Group
 from trainer.models.attention import AttentionCore
+from trainer.models.experts import ExpertLinear, Mixture, Router
 from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding, WidthNorm
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import LowRankLinear, Prompts
@@ -19,6 +20,7 @@ from trainer.state.parameters import ModelParameter, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.eight_bits import EightBitProduct
+from trainer.tensor.experts import ExpertBalance, ExpertDispatcher, ShardedExpertLinear, ShardedRouter
 from trainer.tensor.fused import FusedProducts
 from trainer.tensor.layers import (
     ColumnLinear,
@@ -49,6 +51,7 @@ class Parallelizer:
     added: frozenset[str] | None = None
     eight_bits: EightBitProduct | None = None  # of the blocks' matrices
     fused: FusedProducts | None = None  # of the same matrices
+    balance: ExpertBalance | None = None  # of mixtures of experts
     made: dict[nn.Parameter, ModelParameter] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[ModelParameter]:
@@ -58,6 +61,8 @@ class Parallelizer:
             for path, part in list(root.named_modules(prefix=unit)):
                 if isinstance(part, ParameterModule):
                     self._replace(model, path, part, unit)
+                elif isinstance(part, Mixture):
+                    self._dispatch(part, path)
                 elif isinstance(part, AttentionCore):
                     self._share_heads(part, path)
                 elif isinstance(part, Prompts) and self.region.sequence_sharded:
@@ -67,11 +72,16 @@ class Parallelizer:
         return list(self.made.values())
 
     def _replace(self, model: Transformer, path: str, part: ParameterModule, unit: str) -> None:
-        made = {key: self._parameter(f"{path}.{key}", plain, part.specs[key], unit) for key, plain in part.named_parameters(recurse=False)}
+        learned = {key: plain for key, plain in part.named_parameters(recurse=False) if part.specs[key].learned}
+        made = {key: self._parameter(f"{path}.{key}", plain, part.specs[key], unit) for key, plain in learned.items()}
         if isinstance(part, TokenEmbedding):
             _set(model, path, VocabularyEmbedding(made["weight"], self.region, self.gradients))
         elif isinstance(part, PositionEmbedding):
             _set(model, path, ShardedPositionEmbedding(made["weight"], self.region))
+        elif isinstance(part, Router):
+            _set(model, path, ShardedRouter(made["weight"], made.get("bias"), part, self.gradients))
+        elif isinstance(part, ExpertLinear):
+            _set(model, path, ShardedExpertLinear(made["weight"], part.outputs, self.gradients))
         elif isinstance(part, Linear):
             _set(model, path, self._linear(path, part, made, unit))
         else:
@@ -88,6 +98,15 @@ class Parallelizer:
         if part.cut and unit.startswith("blocks."):
             layer.eight_bits, layer.fused = self.eight_bits, self.fused
         return layer
+
+    def _dispatch(self, mixture: Mixture, path: str) -> None:
+        """Lets tokens travel to the ranks of their experts, and balances the load of those."""
+        assert self.balance is not None
+        mixture.dispatcher = ExpertDispatcher(self.region, self.axes["expert"])
+        router, record = mixture.router, None
+        if isinstance(router.correction, nn.Parameter):
+            record = self._record(f"{path}.router.correction", tuple(router.correction.shape), router.specs["correction"])
+        self.balance.attach(path, mixture, record)
 
     def _alone(self) -> Region:
         """Returns the region of a replicated matrix, which every rank multiplies with its own activations."""
@@ -121,6 +140,7 @@ class Parallelizer:
             init=spec.init,
             decay=spec.decays,
             placement=placement,
+            learned=spec.learned,
             trainable=self.added is None or name in self.added,
             primary=counts(placement, at),
         )

@@ -45,10 +45,15 @@ DENSE: Placement = {"tensor": Replicate(), "data": Replicate()}
 """Placement of a parameter whose layer declares nothing."""
 
 
+FOLDED = "expert data"
+"""The axis of ranks that have the same experts. With "expert" it factorises the ranks of tensor, context and data anew: a parameter that
+lives there does not live on those."""
+
+
 def resolved(declared: Placement, degrees: Mapping[str, int], tokens: Collection[str]) -> Placement:
     """Returns the whole placement for axes of these ``degrees``. Ranks along the axes ``tokens`` share a sequence, so the gradient of a
     parameter that is repeated there is a sum over their tokens. Over a single rank nothing is left to be summed."""
-    every = {**DENSE, **dict.fromkeys(tokens, Partial()), **declared}
+    every = declared if FOLDED in declared else {**DENSE, **dict.fromkeys(tokens, Partial()), **declared}
     return {axis: Replicate() if place == Partial() and degrees[axis] == 1 else place for axis, place in every.items()}
 
 

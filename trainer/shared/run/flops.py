@@ -54,8 +54,16 @@ def core_flops(model: ResolvedModelConfig, block: int) -> float:
 
 def block_flops(model: ResolvedModelConfig, block: int) -> float:
     """Returns the forward FLOPs of one block on one sequence."""
-    weights = attention_weights(model.hidden, model.query_width, model.kv_width) + mlp_weights(model.hidden, model.ffn, model.gated)
+    weights = attention_weights(model.hidden, model.query_width, model.kv_width)
+    weights += mixture_weights(model) if model.mixes(block) else mlp_weights(model.hidden, model.ffn, model.gated)
     return float(matrix_flops(model.seq, weights)) + core_flops(model, block)
+
+
+def mixture_weights(model: ResolvedModelConfig) -> int:
+    """Returns the elements of the matrices of experts that a token visits, the shared ones, the router and the gate among them."""
+    e = model.experts
+    routed = e.active * mlp_weights(model.hidden, model.expert_ffn, model.gated) + model.hidden * (e.count + e.shared_gate)
+    return int(routed + mlp_weights(model.hidden, e.shared_ffn, model.gated))
 
 
 def model_flops(model: ResolvedModelConfig, sequences: int) -> float:
@@ -65,14 +73,15 @@ def model_flops(model: ResolvedModelConfig, sequences: int) -> float:
 
 
 def recomputed_flops(model: ResolvedModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
-    """Returns the FLOPs that recomputation adds: a forward of each attention core, or of each block except the product that ends its MLP,
+    """Returns the FLOPs that recomputation adds: a forward of each attention core, or of each block except the product that ends an MLP,
     unless a norm reads its output."""
     match layout.recompute:
         case "selective":
             again = sum(core_flops(model, block) for block in range(model.layers)) / model.layers
         case "full":
             each = sum(block_flops(model, block) for block in range(model.layers)) / model.layers
-            again = each - (matrix_flops(model.seq, model.hidden * model.ffn) if model.norm_at == "before" else 0)
+            skipping = 1 - len(model.mixtures) / model.layers if model.norm_at == "before" else 0
+            again = each - skipping * matrix_flops(model.seq, model.hidden * model.ffn)
         case _:
             again = 0.0
     return sequences * recomputed_blocks * again

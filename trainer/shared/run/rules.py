@@ -109,6 +109,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     if config.command is None and (name := untrained(config.model)) is not None:
         raise ConfigError(f"{name} can be planned but not trained here yet; use trainer=NAME of another trainer, or leave it out")
     _check_trained(config)
+    _check_own_experts(config)
     _check_split(config.model, config.layout)
     _check_world(config.layout, world_size)
     _check_schedule(config)
@@ -168,7 +169,7 @@ def _model_axes(layout: LayoutConfig) -> str:
     return " x ".join(words + [f"layout.context={layout.context}"] * (layout.context > 1))
 
 
-UNTRAINED_AXES = ("context", "expert")
+UNTRAINED_AXES = ("context",)
 """Keys of a layout of which our own trainer supports one value."""
 
 
@@ -183,6 +184,22 @@ def _check_trained(config: TrainConfig) -> None:
     for name in UNTRAINED_AXES:
         if config.command is None and (value := getattr(config.layout, name)) != 1:
             raise not_trained(name, value)
+
+
+def _check_own_experts(config: ResolvedTrainConfig) -> None:
+    """Checks what our own trainer does with experts: they are tuned whole, and replicas that answer requests work on their own."""
+    tune, layout = config.tune, config.layout
+    if config.command is not None or not config.model.experts.count:
+        return
+    inside = [target for target in tune.targets if target in ("up", "down")] if tune.method == "lora" else []
+    if inside or tune.method == "ia3":
+        named = f"tune.targets={tune.targets}" if inside else f"tune.method={tune.method}"
+        raise ConfigError(f"{named} adds to the matrices of an MLP, and the model has experts there; use tune.targets=[qkv,output] with lora")
+    if config.run.task in ("generate", "inference") and layout.tensor % layout.expert:
+        raise ConfigError(
+            f"layout.expert={layout.expert} does not divide layout.tensor={layout.tensor}, and replicas that answer requests share no experts; "
+            f"use {listed(divisors(layout.tensor))}"
+        )
 
 
 def _check_world(layout: LayoutConfig, world_size: int) -> None:
@@ -252,12 +269,34 @@ def _check_experts(model: ResolvedModelConfig) -> None:
             f"model.experts.dense_layers={experts.dense_layers} and model.experts.every={experts.every} leave no block of "
             f"model.layers={model.layers} with experts; lower one of them, or set model.experts.count=0"
         )
+    _check_expert_groups(experts)
+
+
+def _check_expert_groups(experts: ExpertsConfig) -> None:
+    if experts.count % experts.groups:
+        allowed = listed(d for d in divisors(experts.count) if d <= 64)
+        raise ConfigError(f"model.experts.groups={experts.groups} does not divide model.experts.count={experts.count}; use {allowed}")
+    if experts.active_groups > experts.groups:
+        raise ConfigError(
+            f"model.experts.active_groups={experts.active_groups} is more than model.experts.groups={experts.groups}; lower it"
+        )
+    each = experts.count // experts.groups
+    if experts.active > experts.active_groups * each:
+        raise ConfigError(
+            f"model.experts.active={experts.active} is more than the {experts.active_groups * each} experts of "
+            f"model.experts.active_groups={experts.active_groups}; raise that, or lower model.experts.active"
+        )
+    if experts.groups > 1 and experts.correction is not None and each == 1:
+        raise ConfigError(
+            f"model.experts.groups={experts.groups} leaves one expert in each group, and with model.experts.correction a group is as good as "
+            "its best two; lower it"
+        )
 
 
 def untrained(model: ModelConfig) -> str | None:
     """Returns the key of a resolved model that our own trainer cannot train; None if it can train all."""
     first = {
-        f"model.experts.count={model.experts.count}": model.experts.count,
+        "a bias of model.experts": model.experts.count and {"up", "down"} & {*model.biases},
         f"model.latent.kv_rank={model.latent.kv_rank}": model.latent.kv_rank,
         f"model.predicted_tokens={model.predicted_tokens}": model.predicted_tokens,
         f"model.family={model.family} (attention sinks)": FAMILIES[model.family].attention_sinks,

@@ -19,6 +19,7 @@ ACTIVATIONS = ("gelu", "gelu_exact", "relu", "squared_relu", *GATED)
 POSITIONS = ("learned", "rotary", "alibi", "none")
 NORM_VECTORS = {"layer": 2, "layer_no_bias": 1, "rms": 1}
 """Parameters of a norm by its kind, in vectors: scale and shift, or scale alone."""
+ROUTERS = ("softmax", "sigmoid")
 ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RECOMPUTE = ("none", "selective", "full")
@@ -76,7 +77,7 @@ class RopeConfig:
 
 @dataclass
 class ExpertsConfig:
-    """A mixture of experts in place of the MLP (planned, not trained yet)."""
+    """A mixture of experts in place of the MLP."""
 
     count: int = key(0, "experts of a block; 0 = a dense model", minimum=0, maximum=1_000_000)
     active: int = key(2, "experts that each token visits", minimum=1, maximum=1_000_000)
@@ -86,6 +87,16 @@ class ExpertsConfig:
     dense_layers: int = key(0, "leading blocks that have an MLP instead", minimum=0, maximum=100_000)
     every: int = key(1, "only every k-th block has experts, the others an MLP", minimum=1, maximum=100_000)
     router_bias: bool = key(False, "the router has a bias for each expert")
+    router: str = key("softmax", "scores of the experts: softmax over all of them, or the sigmoid of each", choices=ROUTERS)
+    normalized: bool = key(True, "a token's experts are weighed by their shares in the sum of their scores; false: by the scores themselves")
+    scale: float = key(1.0, "factor of those weights", above=0)
+    groups: int = key(1, "groups of neighbouring experts", minimum=1, maximum=1_000_000)
+    active_groups: int = key(1, "the best groups, from which a token's experts are chosen", minimum=1, maximum=1_000_000)
+    correction: Optional[float] = key(None, "what each step adds to, or takes from, the correction of an expert's score in the choice, towards equal "
+        "load (DeepSeek-V3: 0.001); 0 = the correction stays; null = there is none", minimum=0)
+    balance_loss: float = key(0.0, "factor of the loss by which the experts of each sequence are balanced", minimum=0)
+    z_loss: float = key(0.0, "factor of the mean square of the router's log-sum-exp", minimum=0)
+    forced: bool = key(False, "experts take turns whatever the router says: equal load, for speed runs")
     imbalance: float = key(1.0, "tokens of the busiest expert rank / their mean", minimum=1)
 
 
@@ -167,7 +178,7 @@ class LayoutConfig:
     virtual_pipeline: int = key(1, "model chunks per pipeline rank (interleaving)", minimum=1, maximum=MOST)
     data: Optional[int] = key(None, "data-parallel replicas; null = world size / (tensor x pipeline x context)", minimum=1, maximum=MOST)
     context: int = key(1, "context-parallel ranks, which share a sequence (other trainers; ours trains 1)", minimum=1, maximum=MOST)
-    expert: int = key(1, "expert-parallel ranks, among those of tensor, context and data (other trainers; ours trains 1)", minimum=1, maximum=MOST)
+    expert: int = key(1, "expert-parallel ranks, among those of tensor, context and data", minimum=1, maximum=MOST)
     micro_batch: int = key(1, "sequences in one micro-batch", minimum=1, maximum=MOST)
     schedule: str = key("1f1b", "pipeline schedule", choices=SCHEDULES)
     sequence_parallel: bool = key(False, "shard norms, dropout and residuals along the sequence over the tensor ranks")
@@ -381,6 +392,21 @@ class ResolvedModelConfig(ModelConfig):
     def kv_width(self) -> int:
         """Returns the width of keys, and of values."""
         return self.kv_heads * self.head_width
+
+    @property
+    def expert_ffn(self) -> int:
+        """Returns the inner width of one expert."""
+        return self.experts.ffn or self.ffn
+
+    def mixes(self, block: int) -> bool:
+        """Returns whether block ``block`` has experts in place of an MLP."""
+        e = self.experts
+        return bool(e.count) and block >= e.dense_layers and (block + 1) % e.every == 0
+
+    @property
+    def mixtures(self) -> list[int]:
+        """Returns the blocks that have experts."""
+        return [block for block in range(self.layers) if self.mixes(block)]
 
     def window_of(self, block: int) -> int | None:
         """Returns how many positions block ``block`` looks back; None: all."""

@@ -1,0 +1,345 @@
+"""Expert parallelism: tokens travel to the ranks of their experts and back.
+
+    own        the rank's tokens: with sequence parallelism it has them already; else tensor ranks take equal parts of what they all have
+    dispatch   copies in the order of their experts, an all-to-all of how many, one of the rows
+    products   of each expert's matrices with its rows, weight gradients as in ``trainer.tensor.layers``
+    combine    the same all-to-all backwards
+    whole      what ``own`` took apart
+
+Backward is the same in reverse. The expert ranks fold tensor, context and data ranks (arXiv 2504.14960): all of them have tokens of their
+own, so the gradient of an expert is the sum over the ranks that have the same one, with no further factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.comm.collectives import Group
+from trainer.models.experts import Choice, Dispatched, Dispatcher, Mixture, Router, balance_losses, by_expert, choose
+from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.state.parameters import OptimizerShard, ParameterRecord
+from trainer.tensor.layers import Gradients, Region
+
+
+class ExpertDispatcher(Dispatcher):
+    """``Dispatcher`` of the tokens of the tensor ranks in ``region`` to experts on the ranks of ``group``."""
+
+    def __init__(self, region: Region, group: Group):
+        super().__init__()
+        self.region, self.group = region, group
+
+    @property
+    def splits(self) -> bool:
+        """Returns whether tensor ranks have the same tokens, of which each takes a part."""
+        return self.region.group.size > 1 and not self.region.sequence_sharded
+
+    def columns(self, x: Tensor) -> Tensor:
+        """Returns the sequence of each of this rank's tokens, among those of x [s or s/t, b, h]."""
+        tokens = torch.arange(x.shape[0] * x.shape[1], device=x.device)
+        return (tokens[part_of(len(tokens), self.region.group)] if self.splits else tokens) % x.shape[1]
+
+    def own(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        return _Part.apply(tokens, self.region.group) if self.splits else tokens
+
+    def whole(self, y: Tensor, x: Tensor) -> Tensor:
+        if self.splits:
+            y = _Whole.apply(y, x.shape[0] * x.shape[1], self.region.group)
+        return y.view(x.shape)
+
+    def dispatch(self, tokens: Tensor, experts: Tensor, count: int) -> Dispatched:
+        order, inverse = by_expert(experts)
+        rows = _Copies.apply(tokens, order, inverse, experts.shape[1])
+        sizes = experts.flatten().bincount(minlength=count)
+        if self.group.size == 1:
+            return Dispatched(rows, sizes.tolist(), inverse)
+        sent = sizes.view(self.group.size, -1)
+        received = torch.empty_like(sent)  # [ranks, experts here]
+        self.group.all_to_all(received, sent).wait()
+        to, come = (counts.tolist() for counts in torch.stack((sent, received)).cpu())
+        route = Route(self.group, [sum(counts) for counts in to], [sum(counts) for counts in come])
+        names = torch.arange(received.shape[1], device=rows.device).repeat(self.group.size)
+        order, back = by_expert(names.repeat_interleave(received.flatten(), output_size=sum(route.come)))
+        rows = _Permuted.apply(_Exchanged.apply(rows, route), order, back)
+        return Travelled(rows, [sum(counts) for counts in zip(*come)], inverse, route, order, back)
+
+    def combine(self, rows: Tensor, sent: Dispatched) -> Tensor:
+        if isinstance(sent, Travelled):
+            rows = _Exchanged.apply(_Permuted.apply(rows, sent.back, sent.order), sent.route.reversed)
+        order = torch.empty_like(sent.inverse)
+        order[sent.inverse] = torch.arange(len(order), device=order.device)
+        combined: Tensor = _Permuted.apply(rows, sent.inverse, order)
+        return combined
+
+
+@dataclass(frozen=True)
+class Route:
+    """Rows that go to and come from each rank of a group."""
+
+    group: Group
+    to: list[int]
+    come: list[int]
+
+    @property
+    def reversed(self) -> Route:
+        return replace(self, to=self.come, come=self.to)
+
+    def exchange(self, rows: Tensor) -> Tensor:
+        """Sends this rank's rows [sum of ``to``, h]; returns those that come."""
+        found = rows.new_empty(sum(self.come), *rows.shape[1:])
+        self.group.all_to_all(found, rows.contiguous(), self.come, self.to).wait()
+        return found
+
+
+@dataclass(frozen=True)
+class Travelled(Dispatched):
+    """Rows that have come from all ranks, in the order of the experts here: ``order`` of the rows as they came, ``back`` its inverse."""
+
+    route: Route
+    order: Tensor
+    back: Tensor
+
+
+def part_of(tokens: int, group: Group) -> slice:
+    """Returns this rank's part of so many tokens; the last parts may be smaller, or empty."""
+    width = -(-tokens // group.size)
+    return slice(min(width * group.index, tokens), min(width * (group.index + 1), tokens))
+
+
+def _gathered(part: Tensor, tokens: int, group: Group) -> Tensor:
+    """Returns all tokens [T, h] of the parts of the ranks."""
+    width = -(-tokens // group.size)
+    padded = F.pad(part, (0, 0, 0, width - len(part))).contiguous()
+    whole = padded.new_empty(width * group.size, *padded.shape[1:])
+    group.all_gather(whole, padded).wait()
+    return whole[:tokens]
+
+
+class _Part(torch.autograd.Function):
+    """This rank's part of tokens that all ranks have."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, group: Group) -> Tensor:
+        ctx.tokens, ctx.group = len(tokens), group
+        return tokens[part_of(len(tokens), group)]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _gathered(gradients[0], ctx.tokens, ctx.group), None
+
+
+class _Whole(torch.autograd.Function):
+    """All ranks' parts, on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, tokens: int, group: Group) -> Tensor:
+        ctx.group = group
+        return _gathered(part, tokens, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][part_of(len(gradients[0]), ctx.group)], None, None
+
+
+class _Copies(torch.autograd.Function):
+    """Copies of tokens [T, h], ``active`` of each: [T K, h] in ``order``. Backward adds up those of a token always in the same order."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, inverse: Tensor, active: int) -> Tensor:
+        ctx.active = active
+        ctx.save_for_backward(inverse)
+        return tokens.index_select(0, order // active)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return gradients[0].index_select(0, inverse).unflatten(0, (-1, ctx.active)).sum(1), None, None, None
+
+
+class _Permuted(torch.autograd.Function):
+    """The same rows in another order."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].index_select(0, *ctx.saved_tensors), None, None
+
+
+class _Exchanged(torch.autograd.Function):
+    """Rows for other ranks to rows from them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, route: Route) -> Tensor:
+        ctx.route = route
+        return route.exchange(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.route.reversed.exchange(gradients[0]), None
+
+
+class ShardedRouter(nn.Module):
+    """A ``Router`` whose weight gradient goes to ``gradients``. Its tokens are this rank's own."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, plain: Router, gradients: Gradients):
+        super().__init__()
+        self.weight, self.bias, self.gradients = weight, bias, gradients
+        self.correction, self.experts = plain.correction, plain.experts
+
+    def forward(self, tokens: Tensor) -> Choice:
+        logits = _Logits.apply(tokens, self.weight, self)
+        return choose(logits if self.bias is None else logits + self.bias.to(logits.dtype), self.correction, self.experts)
+
+
+class _Logits(torch.autograd.Function):
+    """The product with the weight, which is read anew in backward: its storage may have had another use."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, layer: ShardedRouter) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(tokens)
+        wide = torch.promote_types(tokens.dtype, torch.float32)
+        return F.linear(tokens.to(wide), layer.weight.to(wide))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        layer, (tokens,), dy = ctx.layer, ctx.saved_tensors, gradients[0]
+        dx = (dy @ layer.weight.to(dy.dtype)).to(tokens.dtype) if ctx.needs_input_grad[0] else None
+        if layer.weight.requires_grad:
+            layer.gradients.later(lambda: layer.gradients.add_product(layer.weight, dy, tokens.to(dy.dtype)), dy, tokens)
+        return dx, None, None
+
+
+class ShardedExpertLinear(nn.Module):
+    """This rank's part of an ``ExpertLinear``. Weight [experts here, *outputs, inputs]."""
+
+    def __init__(self, weight: nn.Parameter, outputs: tuple[int, ...], gradients: Gradients):
+        super().__init__()
+        self.weight, self.outputs, self.gradients = weight, outputs, gradients
+
+    def forward(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        product: Tensor = _Grouped.apply(rows, self.weight, self, sizes)
+        return product.unflatten(-1, self.outputs)
+
+    @property
+    def matrices(self) -> Tensor:
+        """Returns the weight as [experts, outputs, inputs]."""
+        return self.weight.flatten(1, -2)
+
+
+class _Grouped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, layer: ShardedExpertLinear, sizes: Sequence[int]) -> Tensor:
+        ctx.layer, ctx.sizes = layer, sizes
+        ctx.save_for_backward(rows if layer.weight.requires_grad else None)
+        return grouped(rows, layer.matrices.transpose(1, 2), sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        layer, sizes, (rows,), dy = ctx.layer, ctx.sizes, ctx.saved_tensors, gradients[0].contiguous()
+        dx = grouped(dy, layer.matrices, sizes) if ctx.needs_input_grad[0] else None
+        if rows is not None:
+            layer.gradients.later(lambda: layer.gradients.add_grouped(layer.weight, dy, rows, sizes), dy, rows)
+        return dx, None, None, None
+
+
+def in_one_kernel(rows: Tensor) -> bool:
+    """Returns whether torch's grouped product takes these rows: it reads 16 bytes at a time, and has no form for fp64."""
+    return rows.is_cuda and rows.dtype == torch.bfloat16 and rows.shape[-1] % 8 == 0
+
+
+def grouped(rows: Tensor, matrices: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Multiplies each expert's rows, of [R, k], by its matrix, of [experts, k, n]: [R, n]."""
+    if in_one_kernel(rows) and matrices.shape[-1] % 8 == 0:
+        return F.grouped_mm(rows, matrices, offs=torch.tensor(sizes, device=rows.device).cumsum(0, dtype=torch.int32))
+    product = rows.new_empty(len(rows), matrices.shape[-1])
+    for part, matrix, target in zip(rows.split(list(sizes)), matrices, product.split(list(sizes))):
+        torch.mm(part, matrix, out=target)
+    return product
+
+
+class ExpertBalance:
+    """The load of all experts in a step, and what balances it: losses in backward, and corrections after the step."""
+
+    def __init__(self, c: ResolvedModelConfig, dtype: torch.dtype, device: torch.device, saves: bool):
+        """``dtype`` is that of master weights; ``saves``: this rank is the first of those that have the same blocks."""
+        self.c, self.seq, self.saves = c.experts, c.seq, saves
+        self.rows = {block: row for row, block in enumerate(c.mixtures)}
+        shape = len(self.rows), c.experts.count
+        self.load = torch.zeros(shape, dtype=torch.float64, device=device)  # tokens of this rank; after a step, of all
+        self.corrections = torch.zeros(shape, dtype=dtype, device=device)  # of all blocks, on every rank
+        self.weight = 0.0  # of a token in the loss, times the loss scale
+        self.shards: list[OptimizerShard] = []  # by which a checkpoint has the corrections
+
+    def begin(self, weight: float) -> None:
+        """Begins a step. ``weight``: of a token in the loss, times the loss scale."""
+        self.weight = weight
+        self.load.zero_()
+
+    def end(self, load: Tensor, skip: Tensor) -> Tensor:
+        """Moves the corrections after a step in which experts had ``load`` tokens, of all ranks, unless the scalar ``skip`` is 1 (Wang et
+        al. 2024, arXiv 2408.15664). Returns the tokens of the busiest expert of a block over their mean."""
+        self.load.copy_(load.view(self.load.shape))
+        mean = self.load.mean(1, keepdim=True)
+        if self.c.correction:
+            self.corrections += (mean - self.load).sign() * (self.c.correction * (1 - skip))
+        return (self.load.amax(1, keepdim=True) / mean.clamp(min=1)).amax()
+
+    def attach(self, path: str, mixture: Mixture, record: ParameterRecord | None) -> None:
+        """Makes ``mixture`` at ``path`` count its tokens and read its corrections here. ``record``: that of corrections, if it has any."""
+        row = self.rows[int(path.split(".")[1])]
+        mixture.balanced = partial(self._balanced, row, mixture)  # type: ignore[method-assign]
+        if record is not None:
+            del mixture.router._parameters["correction"]
+            mixture.router.correction = own = self.corrections[row]
+            states = own, torch.zeros_like(own), torch.zeros_like(own), own[:0]
+            self.shards.append(OptimizerShard(record, 0, len(own), *states, self.saves))
+
+    def _balanced(self, row: int, mixture: Mixture, choice: Choice, x: Tensor) -> Choice:
+        """Returns the choice with weights by whose gradient losses begin their backward. A step counts tokens then: forward may be repeated,
+        backward is not."""
+        if not (torch.is_grad_enabled() and mixture.router.weight.requires_grad):
+            return choice
+        assert isinstance(mixture.dispatcher, ExpertDispatcher)
+        counted = choice.experts.flatten().bincount(minlength=self.c.count)
+        weights = _Balanced.apply(choice.weights, self._loss(choice, x, mixture.dispatcher), lambda: self.load[row].add_(counted))
+        return replace(choice, weights=weights)
+
+    def _loss(self, choice: Choice, x: Tensor, dispatcher: ExpertDispatcher) -> Tensor | None:
+        """Returns this rank's part of the losses of a micro-batch, in the unit of the loss of tokens; None if there are none."""
+        c, losses = self.c, []
+        if c.balance_loss:
+            sequences, columns = x.shape[1], dispatcher.columns(x)
+            cells = (columns[:, None] * c.count + choice.experts).flatten()
+            load = cells.bincount(minlength=sequences * c.count).to(choice.scores.dtype)
+            dispatcher.region.group.all_reduce(load).wait()
+            shares = load.view(sequences, c.count) / (self.seq * c.active)
+            losses.append(c.balance_loss * balance_losses(choice.scores, shares[columns]).sum())
+        if c.z_loss:
+            losses.append(c.z_loss * choice.logits.logsumexp(-1).square().sum())
+        return self.weight * sum(losses[1:], losses[0]) if losses else None
+
+
+class _Balanced(torch.autograd.Function):
+    """The identity of weights; backward begins that of ``loss``, too, and calls ``counted``."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, loss: Tensor | None, counted: Callable[[], object]) -> Tensor:
+        ctx.counted, ctx.one = counted, None if loss is None else torch.ones_like(loss)
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        ctx.counted()
+        return gradients[0], ctx.one, None
