@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ pytestmark = MARKS
 LENGTH, VOCAB = 14, 53
 SEEDS = int(os.environ.get("SEEDS", 2))
 MODULES = {"gemma3_text": "gemma3"}
-RENAMED = {"embed_out.weight": "lm_head.weight"}
-"""In files and in networks there."""
+RENAMED = {"embed_out.": "lm_head.", ".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
+"""Parts of names in files and in networks there."""
+CORRECTION = "e_score_correction_bias"
 Config = dict[str, Any]
 
 
@@ -135,6 +136,24 @@ def gemma(draw: random.Random) -> Config:
     return caps | {"query_pre_attn_scalar": draw.choice([5, 24]), "sliding_window": 5, "layer_types": types}
 
 
+def experts(draw: random.Random, count: str, **given: Any) -> Config:
+    return {count: draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 3]), "experts_implementation": "eager", **given}
+
+
+def sparse(draw: random.Random) -> Config:
+    """Experts in some of the blocks, as Qwen's."""
+    blocks = {"decoder_sparse_step": draw.choice([1, 2]), "mlp_only_layers": draw.choice([[], [0, 1]])}
+    return experts(draw, "num_experts", moe_intermediate_size=draw.choice([8, 12]), **blocks) | flags(draw, "norm_topk_prob")
+
+
+def grouped_experts(draw: random.Random) -> Config:
+    """Experts in groups, with corrected sigmoids."""
+    groups = draw.choice([1, 2, 3])
+    own = {"n_group": groups, "topk_group": draw.randint(1, groups), "n_routed_experts": 6, "n_shared_experts": draw.choice([1, 2])}
+    own |= {"routed_scaling_factor": draw.choice([1.0, 2.5]), "first_k_dense_replace": draw.choice([0, 1, 2])}
+    return experts(draw, "n_routed_experts", moe_intermediate_size=8, num_experts_per_tok=2) | flags(draw, "norm_topk_prob") | own
+
+
 def by_block(draw: random.Random, width: int) -> Config:
     """Other angles in blocks with a window."""
     local = {"rope_type": "default", "rope_theta": draw.choice([100.0, 10000.0])}
@@ -160,6 +179,12 @@ DRAWS: dict[str, Callable[[random.Random], Config]] = {
     "starcoder2": lambda d: grouped(d, "norm_epsilon") | rope(d, 6) | flags(d, "use_bias") | drawn_window(d),
     "gemma2": lambda d: (c := wide(d)) | rope(d, c["head_dim"]) | flags(d, "attention_bias") | gemma(d),
     "gemma3_text": lambda d: (c := wide(d)) | gemma(d) | by_block(d, c["head_dim"]) | {"attn_logit_softcapping": None},
+    "mixtral": lambda d: (c := wide(d)) | rope(d, c["head_dim"]) | drawn_window(d) | experts(d, "num_local_experts"),
+    "qwen2_moe": lambda d: grouped(d) | rope(d, 6) | drawn_layers(d) | sparse(d) | {"shared_expert_intermediate_size": d.choice([8, 20])},
+    "qwen3_moe": lambda d: (c := wide(d)) | rope(d, c["head_dim"]) | flags(d, "attention_bias") | sparse(d),
+    "glm4_moe": lambda d: (
+        (c := wide(d)) | share(d, rope(d, 4, "default yarn"), 0.5) | flags(d, "attention_bias", "use_qk_norm") | grouped_experts(d)
+    ),
 }
 """A random config.json of each."""
 
@@ -169,15 +194,36 @@ def made(name: str, seed: int) -> Any:
     config = transformers.AutoConfig.for_model(name, **DRAWS[name](random.Random(f"{name} {seed}")), attn_implementation="eager")
     network, generator = transformers.AutoModelForCausalLM.from_config(config).double().eval(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in network.parameters():
+        for parameter in (*network.parameters(), *corrections(network)):
             parameter.copy_((parameter + 0.3 * torch.randn(parameter.shape, generator=generator)).to(torch.float32))
     return network
+
+
+def corrections(network: Any) -> list[torch.Tensor]:
+    return [value for name, value in network.named_buffers() if name.endswith(CORRECTION)]
 
 
 def gradients(network: Any, logits: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Of the loss of tokens and logits [b, s], by the names of parameters."""
     F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
-    return {name: parameter.grad for name, parameter in network.named_parameters()}
+    return dict(in_files((name, parameter.grad) for name, parameter in network.named_parameters()))
+
+
+def in_files(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors by the names that files have for them: a network there has all experts in one, gate and up, too."""
+    for name, tensor in tensors:
+        place, _, kind = name.rpartition(".")
+        names = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind if place.endswith(".experts") else "", ())
+        for expert, matrix in enumerate(tensor if names else ()):
+            yield from ((f"{place}.{expert}.{own}.weight", part) for own, part in zip(names, matrix.chunk(len(names))))
+        if not names:
+            yield name, tensor
+
+
+def renamed(name: str) -> str:
+    for theirs, ours in RENAMED.items():
+        name = name.replace(theirs, ours)
+    return name
 
 
 def compare(name: str, seed: int, folder: Path) -> None:
@@ -192,8 +238,8 @@ def compare(name: str, seed: int, folder: Path) -> None:
         torch.testing.assert_close(said, known, rtol=1e-10, atol=1e-10)
         ours, there = gradients(mine, said, ids), gradients(theirs, known, ids)
     for rule in rules(model):
-        for name, gradient in zip(rule.theirs, rule.split(ours[rule.ours])):
-            torch.testing.assert_close(gradient, there[RENAMED.get(name, name)], rtol=1e-9, atol=1e-10)
+        for name, gradient in zip(rule.theirs, rule.split(ours[rule.ours])) if not rule.ours.endswith(".correction") else ():
+            torch.testing.assert_close(gradient, there[renamed(name)], rtol=1e-9, atol=1e-10)
     export_weights(folder / "c", folder / "again")
     again = transformers.AutoModelForCausalLM.from_pretrained(folder / "again").state_dict()
     assert all(torch.equal(value.float(), again[name]) for name, value in theirs.state_dict().items())

@@ -62,7 +62,7 @@ def test_it_is_trained_on_for_20_steps_under_two_layouts_scored_exported_and_gen
     run = ["model.seq=64", "run.global_batch=8", "run.steps=20", "optimizer.lr=1e-4", "run.checkpoint.every=20", "sweep.name=smollm"]
     layouts = ["layout.tensor=2,1", "layout.pipeline=1,2"]
     words = [f"model.from={model}", f"tune.base={model}", "cluster.gpus_per_node=2", *data, *run]
-    assert main(["train", "-m", *words, *layouts, "--json"]) in (0, 1)
+    assert main(["train", "-m", *words, *layouts]) in (0, 1)
     trials = [json.loads(path.read_text()) for path in Path("runs/trials").glob("*/result.json")]
     finished = [trial["losses"] for trial in trials if trial["status"] == "done"]
     assert len(finished) == 2 and finished[0] == pytest.approx(finished[1], rel=1e-3) and finished[0][-1] < 0.3 * finished[0][0]

@@ -15,6 +15,7 @@ import copy
 import importlib
 import itertools
 import json
+import math
 import random
 import sys
 import tempfile
@@ -35,12 +36,23 @@ from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import ACTIVATIONS, MATRICES, RECOMPUTE, SCHEDULES, TARGETS, DataConfig, ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.schema import (
+    ACTIVATIONS,
+    MATRICES,
+    RECOMPUTE,
+    ROUTERS,
+    SCHEDULES,
+    TARGETS,
+    DataConfig,
+    ResolvedTrainConfig,
+    TrainConfig,
+)
 from trainer.shared.run.tuning import text_model
 
 if TYPE_CHECKING:
     from tests.whole_parameters import Saved
     from trainer.comm.collectives import World
+    from trainer.step import Engine
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 MOST_RANKS = 8
@@ -168,6 +180,7 @@ def _draw_any(dice: random.Random) -> Case:
     }
     batch = layout["micro_batch"] * data * dice.choice([1, 2, 3])
     case = Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]), batch, tune, run, kind)
+    case = _with_experts(dice, case) if dice.random() < 0.35 else case
     case = _with_corners(dice, case) if dice.random() < 0.5 or model["layers"] > 4 else case
     return _with_options(dice, case) if dice.random() < 0.8 else case
 
@@ -220,6 +233,35 @@ def _with_corners(dice: random.Random, case: Case) -> Case:
     if dice.random() < 0.3:
         layout["micro_batch"], batch = 1, layout["data"]
     return replace(case, layout=layout, model=model, batch=batch, precision="fp64")
+
+
+def _with_experts(dice: random.Random, case: Case) -> Case:
+    """``case`` with experts, few enough for some to have no token. In fp64, for rounding may change what a router chooses."""
+    folded = case.layout["tensor"] * case.layout["data"]
+    degree = dice.choice([n for n in range(1, folded + 1) if folded % n == 0])
+    groups = dice.choice([1, 1, 2])
+    count = math.lcm(degree, groups) * dice.choice([1, 2, 4])
+    active_groups = dice.choice([1, groups])
+    corrected = dice.choice([None, None, 0.0, 0.05]) if count >= 2 * groups or groups == 1 else None
+    experts = {
+        "count": count,
+        "active": dice.randint(1, min(3, active_groups * count // groups)),
+        "ffn": dice.choice([None, 4, 12]),
+        "shared_ffn": dice.choice([0, 0, 4]) * case.layout["tensor"],
+        "shared_gate": dice.random() < 0.5,
+        "dense_layers": dice.choice([0, 0, 1]),
+        "every": dice.choice([1, 1, 2]),
+        "router_bias": dice.random() < 0.3,
+        "router": dice.choice(ROUTERS),
+        "normalized": dice.random() < 0.5,
+        "scale": dice.choice([1.0, 2.5]),
+        "groups": groups,
+        "active_groups": active_groups,
+        "correction": corrected,
+        "balance_loss": dice.choice([0.0, 0.3]),
+        "z_loss": dice.choice([0.0, 0.02]),
+    }
+    return replace(case, layout=case.layout | {"expert": degree}, model=case.model | {"experts": experts}, precision="fp64")
 
 
 OPTIONS: dict[str, list[Any]] = {
@@ -352,6 +394,23 @@ def traits(case: Case) -> dict[str, Any]:
         "loss": run["loss_chunk_mb"] is not None,
         "buckets": run["bucket_mb"],
         "rope": case.model.get("rope", {}).get("kind"),
+    } | _traits_of_experts(case)
+
+
+def _traits_of_experts(case: Case) -> dict[str, Any]:
+    experts, layout = case.model.get("experts"), case.layout
+    if experts is None:
+        return {}
+    degree, alike = layout["expert"], layout["tensor"] * layout["data"] // layout["expert"]
+    return {
+        "experts over": (degree > 1, layout["tensor"] > 1, layout["sequence_parallel"], layout["data"] > 1),
+        "experts alike": (alike > 1, layout["sharding"]["params"] > 1, layout["sharding"]["optimizer"] > 1),
+        "one expert each": degree == experts["count"],
+        "router": (experts["router"], experts["normalized"], experts["groups"], experts["correction"] is not None),
+        "experts recomputed": (layout["recompute"], layout["schedule"]),
+        "balanced": (experts["balance_loss"] > 0, layout["tensor"] > 1, layout["recompute"] == "full"),
+        "shared experts": (experts["shared_ffn"] > 0, experts["shared_gate"], layout["tensor"] > 1),
+        "blocks with experts": (experts["dense_layers"], experts["every"]),
     }
 
 
@@ -409,8 +468,17 @@ def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor
     still = [piece.weight for piece in engine.rank.shards if not piece.record.trainable]
     assert all(map(torch.equal, frozen, still)), "what is frozen has changed"
     losses = torch.tensor([r.loss for r in results], dtype=torch.float64)
-    found = losses, torch.tensor([r.grad_norm for r in results], dtype=torch.float64), parts(engine.rank)
+    found = losses, torch.tensor([r.grad_norm for r in results], dtype=torch.float64), [*parts(engine.rank), *_load(engine)]
     return found, engine.rank.groups.world.gather_objects(free_port())[0]  # nobody leaves a world that another one still uses
+
+
+def _load(engine: Engine) -> list[Saved]:
+    """The tokens of each expert of each block in the last step, as a parameter: all ranks know them."""
+    if engine.rank.balance is None:
+        return []
+    load = engine.rank.balance.load
+    shape = tuple(load.shape)
+    return [("tokens of experts", shape, tuple((0, n) for n in shape), shape, 0, load.flatten())]
 
 
 def train_all(farm: Farm, ranks: int, configs: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:

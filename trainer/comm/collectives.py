@@ -124,8 +124,8 @@ class Group:
         return self._start("reduce_scatter", tensor, call, shard, tensor)
 
     def all_to_all(self, output: Tensor, tensor: Tensor, come: list[int] | None = None, to: list[int] | None = None) -> Pending:
-        """``output`` = the rows that each rank, in order, has for this one in its ``tensor``: ``to`` of them for each rank, of which ``come``
-        from each; by default, equal parts. Counted are rows that leave the rank."""
+        """``output`` = the rows that each rank, in order, has for this one in its ``tensor``. ``to`` go to each rank, ``come`` from each;
+        by default, equal parts. Counted are rows that leave the rank."""
         if self.size == 1:
             return self._alone(output, tensor)
         kept = len(tensor) // self.size if to is None else to[self.index]

@@ -21,6 +21,7 @@ FORMS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
     "same": lambda w: [w],
     "by kind": lambda w: [w[:, :-2], w[:, -2], w[:, -1]],  # all queries, then all keys, then all values
     "stacked": lambda w: w.unbind(0),  # [2, f, h]: gate and up
+    "matrices": lambda w: w.flatten(0, -3).unbind(0),  # [E, 2, f, h] or [E, h, f]: of each expert, gate and up, or down
 }
 """Views of one of our tensors, each in the order of one of theirs, or of a part of it if theirs is a single tensor; keyed as in
 ``HubFormat.forms``."""
@@ -74,7 +75,17 @@ def rules(model: ResolvedModelConfig) -> Iterator[Rule]:
     if not model.tied:
         yield Rule("head.output.weight", (hub.output,))
     for i in range(model.layers):
-        yield from _rules(model, hub.block, f"blocks.{i}.", f"{hub.root}{hub.blocks}.{i}.")
+        yield from _rules(model, _modules(model, i), f"blocks.{i}.", f"{hub.root}{hub.blocks}.{i}.")
+        if model.mixes(i) and model.experts.correction is not None and hub.correction:
+            yield Rule(f"blocks.{i}.mlp.router.correction", (f"{hub.root}{hub.blocks}.{i}.{hub.correction}",))
+
+
+def _modules(model: ResolvedModelConfig, block: int) -> Mapping[str, str]:
+    """Returns names of a block's modules, ours and theirs."""
+    hub = FAMILIES[model.family].hub
+    if not model.mixes(block):
+        return hub.block
+    return {**{ours: theirs for ours, theirs in hub.block.items() if not ours.startswith("mlp.")}, **hub.mixture}
 
 
 def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, there: str) -> Iterator[Rule]:
@@ -84,12 +95,14 @@ def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, th
     for ours, theirs in modules.items():
         turned = hub.inputs_first and ours.rpartition(".")[2] in MATRICES
         for key in parameters_of(model, ours) if ours not in missing else ():
-            names = tuple(f"{there}{name}.{key}" for name in theirs.split())
-            yield Rule(f"{here}{ours}.{key}", names, hub.forms.get(ours, "same"), turned)
+            experts = range(model.experts.count if "{}" in theirs else 1)
+            names = tuple(f"{there}{name.format(expert)}.{key}" for expert in experts for name in theirs.split())
+            form = "matrices" if "{}" in theirs else hub.forms.get(ours, "same")
+            yield Rule(f"{here}{ours}.{key}", names, form, turned)
 
 
 def absent(model: ResolvedModelConfig) -> set[str]:
-    """Returns the names of modules that a model's blocks lack because of its choice of norms."""
+    """Returns the names of modules that a model's blocks lack because of its choice of norms and experts."""
     without = {
         "attention_norm": model.norm_at == "after",
         "mlp_norm": model.norm_at == "after" or model.residual == "parallel_one_norm",
@@ -97,6 +110,9 @@ def absent(model: ResolvedModelConfig) -> set[str]:
         "mlp_post_norm": model.norm_at == "before",
         "attention.query_norm": model.qk_norm == "none",
         "attention.key_norm": model.qk_norm == "none",
+        "mlp.shared.up": not model.experts.shared_ffn,
+        "mlp.shared.down": not model.experts.shared_ffn,
+        "mlp.shared_gate": not (model.experts.shared_ffn and model.experts.shared_gate),
     }
     return {name for name, there in without.items() if there}
 

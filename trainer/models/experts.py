@@ -64,8 +64,8 @@ def _in_best_groups(ranked: Tensor, c: ExpertsConfig) -> Tensor:
 
 
 def balance_losses(scores: Tensor, load: Tensor) -> Tensor:
-    """Returns, of each token, its part of the loss E sum_e f_e P_e of its sequence (Fedus et al. 2021; DeepSeek-V3 section 2.1.2), times the
-    sequence's length.
+    """Returns, of each token, its part of the loss E sum_e f_e P_e of its sequence, times the sequence's length (Fedus et al. 2021;
+    DeepSeek-V3, section 2.1.2).
 
     ``load`` [T, E]: f, the share of an expert among all choices of the token's sequence, a constant. P is the mean of the scores, each
     token's divided by their sum.

@@ -307,8 +307,8 @@ class ExpertBalance:
             self.shards.append(OptimizerShard(record, 0, len(own), *states, self.saves))
 
     def _balanced(self, row: int, mixture: Mixture, choice: Choice, x: Tensor) -> Choice:
-        """Returns the choice with weights by whose gradient losses begin their backward. A step counts tokens then: forward may be repeated,
-        backward is not."""
+        """Returns the choice with weights whose gradient lets losses begin their backward. Tokens are counted there, too: forward may be
+        repeated, backward is not."""
         if not (torch.is_grad_enabled() and mixture.router.weight.requires_grad):
             return choice
         assert isinstance(mixture.dispatcher, ExpertDispatcher)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.shared.families.family import ConfigKey, Family, HubFormat
-from trainer.shared.families.parts import LATENT, ROPE, ROUTING, SHARED
+from trainer.shared.families.parts import GROUPS, LATENT, ROPE, ROUTING, SHARED
 
 FAMILY = Family(
     name="deepseek_v2",
@@ -26,9 +26,12 @@ FAMILY = Family(
             ConfigKey("experts.active", "num_experts_per_tok"),
             ConfigKey("experts.ffn", "moe_intermediate_size"),
             ConfigKey("experts.dense_layers", "first_k_dense_replace", default=0),
+            ConfigKey("experts.router", "scoring_func", default="softmax"),
+            ConfigKey("experts.normalized", "norm_topk_prob", default=False),
+            ConfigKey("experts.scale", "routed_scaling_factor", default=1.0),
         ),
-        parts=(ROPE, LATENT, SHARED, ROUTING),
+        parts=(ROPE, LATENT, SHARED, ROUTING, GROUPS),
         expected={"moe_layer_freq": 1, "attention_bias": False, "mlp_bias": False},
-        absent={"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "q_lora_rank": 1536},
+        absent={"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "q_lora_rank": 1536, "topk_method": "greedy"},
     ),
 )

@@ -1,7 +1,7 @@
 """DeepSeek-V3: DeepSeek-AI 2024 (arXiv 2412.19437); Kimi K2 has its form. Read for planning: weights are neither read nor written here
 yet.
 
-The correction of the experts' choice is not a parameter: it has no gradient.
+The correction of the experts' choice is not among the parameters that are counted: it has no gradient.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FAMILY = Family(
         model_type="deepseek_v3",
         architecture="DeepseekV3ForCausalLM",
         further_types=("kimi_k2",),
+        absent={**BEFORE.absent, "scoring_func": "sigmoid", "norm_topk_prob": True, "topk_method": "noaux_tc"},
         keys=(*BEFORE.keys, ConfigKey("predicted_tokens", "num_nextn_predict_layers", older="num_mtp_layers", default=0)),
     ),
 )

@@ -49,6 +49,8 @@ class HubFormat:
     ends: Mapping[str, str] = field(default_factory=dict)
     blocks: str = "layers"  # prefix of a block's number
     block: Mapping[str, str] = field(default_factory=dict)  # none: weights of the family are neither read nor written
+    mixture: Mapping[str, str] = field(default_factory=dict)  # of a block with experts, in place of the MLP's; {} is an expert's number
+    correction: str | None = None  # of the router, in such a block
     forms: Mapping[str, str] = field(default_factory=dict)  # how modules that differ from ours hold them (trainer/convert/rules.py)
     inputs_first: bool = False  # matrices of a block are [in, out]
     output: str = "lm_head.weight"  # of a head that is not tied
@@ -86,11 +88,20 @@ LLAMA = HubFormat(
         "mlp.up": "mlp.gate_proj mlp.up_proj",
         "mlp.down": "mlp.down_proj",
     },
-    forms={"attention.qkv": "by kind", "mlp.up": "stacked"},
+    forms={"attention.qkv": "by kind", "mlp.up": "stacked", "mlp.shared.up": "stacked"},
     computed=(".rotary_emb.inv_freq",),
 )
 """Llama's, from which those of many others differ in little: they state the difference by ``dataclasses.replace``."""
 QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+MIXTURE = {
+    "mlp.router": "mlp.gate",
+    "mlp.up": "mlp.experts.{}.gate_proj mlp.experts.{}.up_proj",
+    "mlp.down": "mlp.experts.{}.down_proj",
+}
+SHARED_EXPERTS = {
+    "mlp.shared.up": "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj",
+    "mlp.shared.down": "mlp.shared_experts.down_proj",
+}
 POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
 """Names that several of those families share."""
 

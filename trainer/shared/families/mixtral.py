@@ -1,13 +1,16 @@
-"""Mixtral: Jiang et al. 2024 (arXiv 2401.04088). Read for planning: weights are neither read nor written here yet."""
+"""Mixtral: Jiang et al. 2024 (arXiv 2401.04088)."""
 
 from __future__ import annotations
 
-from trainer.shared.families.family import ConfigKey, Family, HubFormat, llama_keys
+import dataclasses
+
+from trainer.shared.families.family import LLAMA, ConfigKey, Family, llama_keys
 from trainer.shared.families.parts import ROPE, ROUTING, WINDOW
 
 FAMILY = Family(
     name="mixtral",
-    hub=HubFormat(
+    hub=dataclasses.replace(
+        LLAMA,
         model_type="mixtral",
         architecture="MixtralForCausalLM",
         keys=(
@@ -17,5 +20,10 @@ FAMILY = Family(
         ),
         parts=(ROPE, WINDOW, ROUTING),
         absent={"rope_theta": 1e6},
+        mixture={
+            "mlp.router": "block_sparse_moe.gate",
+            "mlp.up": "block_sparse_moe.experts.{}.w1 block_sparse_moe.experts.{}.w3",
+            "mlp.down": "block_sparse_moe.experts.{}.w2",
+        },
     ),
 )

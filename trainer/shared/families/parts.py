@@ -187,14 +187,32 @@ ATTENTION_BIAS = biases(attention_bias=("qkv", "output"))
 
 
 def unread(*names: str) -> ConfigPart:
-    """Returns the part of keys that change neither parameters nor operations of a planned model, such as the choice of experts."""
+    """Returns the part of keys that change neither parameters nor operations of a model, such as the losses that it was trained with."""
     return ConfigPart(names, lambda config, given: {})
 
 
-ROUTING = unread(
-    *("norm_topk_prob", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "scoring_func", "topk_method"),
-    *("n_group", "topk_group", "routed_scaling_factor", "ep_size"),
-)
+ROUTING = unread("router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "ep_size")
+"""The part of losses and layouts that a mixture of experts was trained with."""
+
+
+def read_groups(config: Config, given: Config) -> dict[str, Any]:
+    """Reads the groups that experts are chosen from, and whether scores are corrected in the choice. A file has the method, or its class
+    implies it; corrections stay as they are."""
+    method = config.get("topk_method", "noaux_tc")
+    if method not in ("greedy", "group_limited_greedy", "noaux_tc"):
+        raise NotUnderstood(f"topk_method={method!r}")
+    limited = method != "greedy"
+    names = {"experts.groups": "n_group", "experts.active_groups": "topk_group"}
+    groups = {ours: max(1, whole(config, theirs, 1)) if limited else 1 for ours, theirs in names.items()}
+    return {**groups, "experts.correction": 0.0 if method == "noaux_tc" else None}
+
+
+def write_groups(model: Config) -> dict[str, Any]:
+    """Inverts ``read_groups``."""
+    return {"n_group": model["experts.groups"], "topk_group": model["experts.active_groups"]}
+
+
+GROUPS = ConfigPart(("n_group", "topk_group", "topk_method"), read_groups, write_groups)
 
 
 def read_shared(config: Config, given: Config) -> dict[str, Any]:
@@ -202,7 +220,12 @@ def read_shared(config: Config, given: Config) -> dict[str, Any]:
     return {"experts.shared_ffn": whole(config, "n_shared_experts") * whole(config, "moe_intermediate_size")}
 
 
-SHARED = ConfigPart(("n_shared_experts",), read_shared)
+def write_shared(model: Config) -> dict[str, Any]:
+    """Inverts ``read_shared``."""
+    return {"n_shared_experts": model["experts.shared_ffn"] // (model["experts.ffn"] or model["ffn"])}
+
+
+SHARED = ConfigPart(("n_shared_experts",), read_shared, write_shared)
 
 
 def read_mlp_blocks(config: Config, given: Config) -> dict[str, Any]:
@@ -213,7 +236,7 @@ def read_mlp_blocks(config: Config, given: Config) -> dict[str, Any]:
     return {"experts.dense_layers": len(blocks)}
 
 
-MLP_BLOCKS = ConfigPart(("mlp_only_layers",), read_mlp_blocks)
+MLP_BLOCKS = ConfigPart(("mlp_only_layers",), read_mlp_blocks, lambda model: {"mlp_only_layers": [*range(model["experts.dense_layers"])]})
 
 
 def read_latent(config: Config, given: Config) -> dict[str, Any]:

@@ -1,15 +1,17 @@
-"""Qwen1.5-MoE and Qwen2's mixtures: Yang et al. 2024 (arXiv 2407.10671). Read for planning: weights are neither read nor written here
-yet."""
+"""Qwen1.5-MoE and Qwen2's mixtures: Yang et al. 2024 (arXiv 2407.10671)."""
 
 from __future__ import annotations
 
-from trainer.shared.families.family import ConfigKey, Family, HubFormat
+import dataclasses
+
+from trainer.shared.families.family import LLAMA, MIXTURE, ConfigKey, Family
 from trainer.shared.families.parts import MLP_BLOCKS, ROPE, ROUTING, WINDOW, ConfigPart, biases
 
 FAMILY = Family(
     name="qwen2_moe",
     defaults={"biases": ("qkv",)},
-    hub=HubFormat(
+    hub=dataclasses.replace(
+        LLAMA,
         model_type="qwen2_moe",
         architecture="Qwen2MoeForCausalLM",
         keys=(
@@ -26,11 +28,18 @@ FAMILY = Family(
             ConfigKey("experts.ffn", "moe_intermediate_size", default=1408),
             ConfigKey("experts.shared_ffn", "shared_expert_intermediate_size", default=5632),
             ConfigKey("experts.every", "decoder_sparse_step", default=1),
+            ConfigKey("experts.normalized", "norm_topk_prob", default=False),
         ),
         parts=(
             *(ROPE, WINDOW, ROUTING, MLP_BLOCKS, biases(qkv_bias=("qkv",))),
             ConfigPart((), lambda config, given: {"experts.shared_gate": given["experts.shared_ffn"] != 0}),
         ),
         absent={"qkv_bias": True, "use_sliding_window": False},
+        mixture={
+            **MIXTURE,
+            "mlp.shared.up": "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj",
+            "mlp.shared.down": "mlp.shared_expert.down_proj",
+            "mlp.shared_gate": "mlp.shared_expert_gate",
+        },
     ),
 )

@@ -80,7 +80,8 @@ class Factors:
     def of_experts(cls, layout: LayoutConfig) -> Factors:
         """Returns the factors of experts in a resolved layout, over the ranks that have the same ones: as far as those divide them."""
         sharding, alike = layout.sharding, layout.tensor * layout.context * (layout.data or 1) // layout.expert
-        return cls(*(math.gcd(factor, alike) for factor in (sharding.params, sharding.grads, sharding.optimizer)), alike)
+        params, grads, optimizer = (math.gcd(factor, alike) for factor in (sharding.params, sharding.grads, sharding.optimizer))
+        return cls(params, grads, optimizer, alike)
 
     @property
     def levels(self) -> tuple[Level, Level, Level, Level]:

@@ -23,8 +23,11 @@ COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddin
 """Keys of every family."""
 TOWERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "speech_config")
 """Keys in the config.json of a model that sees or hears."""
-UNWRITTEN = ("family", "dropout", "init_std", "attention", "experts.imbalance")
-"""Keys that change neither the shape of a model nor its results."""
+UNWRITTEN = (
+    *("family", "dropout", "init_std", "attention"),
+    *(f"experts.{name}" for name in ("imbalance", "forced", "balance_loss", "z_loss", "correction")),
+)
+"""Keys that change neither the shape of a model nor its results, or only its training."""
 REPEATED = {"sliding_window_size": "sliding_window"}
 """Keys that repeat another one."""
 NO_MATTER = re.compile(

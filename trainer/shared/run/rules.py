@@ -194,11 +194,13 @@ def _check_own_experts(config: ResolvedTrainConfig) -> None:
     inside = [target for target in tune.targets if target in ("up", "down")] if tune.method == "lora" else []
     if inside or tune.method == "ia3":
         named = f"tune.targets={tune.targets}" if inside else f"tune.method={tune.method}"
-        raise ConfigError(f"{named} adds to the matrices of an MLP, and the model has experts there; use tune.targets=[qkv,output] with lora")
+        raise ConfigError(
+            f"{named} adds to the matrices of an MLP, and the model has experts there; use tune.targets=[qkv,output] with lora"
+        )
     if config.run.task in ("generate", "inference") and layout.tensor % layout.expert:
         raise ConfigError(
-            f"layout.expert={layout.expert} does not divide layout.tensor={layout.tensor}, and replicas that answer requests share no experts; "
-            f"use {listed(divisors(layout.tensor))}"
+            f"layout.expert={layout.expert} does not divide layout.tensor={layout.tensor}, and replicas that answer requests share no "
+            f"experts; use {listed(divisors(layout.tensor))}"
         )
 
 
@@ -288,15 +290,16 @@ def _check_expert_groups(experts: ExpertsConfig) -> None:
         )
     if experts.groups > 1 and experts.correction is not None and each == 1:
         raise ConfigError(
-            f"model.experts.groups={experts.groups} leaves one expert in each group, and with model.experts.correction a group is as good as "
-            "its best two; lower it"
+            f"model.experts.groups={experts.groups} leaves one expert in each group, and with model.experts.correction a group is as good "
+            "as its best two; lower it"
         )
 
 
-def untrained(model: ModelConfig) -> str | None:
+def untrained(model: ResolvedModelConfig) -> str | None:
     """Returns the key of a resolved model that our own trainer cannot train; None if it can train all."""
+    mixes = model.experts.count > 0
     first = {
-        "a bias of model.experts": model.experts.count and {"up", "down"} & {*model.biases},
+        f"model.biases={model.biases} with model.experts.count={model.experts.count}": mixes and {"up", "down"}.intersection(model.biases),
         f"model.latent.kv_rank={model.latent.kv_rank}": model.latent.kv_rank,
         f"model.predicted_tokens={model.predicted_tokens}": model.predicted_tokens,
         f"model.family={model.family} (attention sinks)": FAMILIES[model.family].attention_sinks,
