@@ -19,6 +19,9 @@ from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.rules import UNTRAINED_AXES, not_trained
 from trainer.shared.run.schema import LayoutConfig
 
+FURTHER_AXES = ("context", "expert")
+"""Axes that not every trainer has."""
+OWN_AXES = {f"layout.{name}" for name in FURTHER_AXES if name not in UNTRAINED_AXES}
 CUT_EXPERTS = "trainer: deals out experts to context and data ranks alone"
 
 
@@ -52,15 +55,15 @@ def expressible(found: Space, trainer: TrainerProfile) -> Space:
 def within_told(limits: SpaceConfig, trainer: TrainerProfile) -> SpaceConfig:
     """Sets to 1 the limits of axes (context, expert) that ``trainer`` has no option for, so that they are not enumerated. The profile of a
     trainer that is only predicted lists its options as well."""
-    told = set() if trainer.embedded else mentioned(trainer.launch).keys()
-    untold: dict[str, Any] = {f"max_{name}": 1 for name in UNTRAINED_AXES if f"layout.{name}" not in told}
+    told = OWN_AXES if trainer.embedded else mentioned(trainer.launch).keys()
+    untold: dict[str, Any] = {f"max_{name}": 1 for name in FURTHER_AXES if f"layout.{name}" not in told}
     return dataclasses.replace(limits, **untold)
 
 
 def refuse_axes(trainer: TrainerProfile, wanted: Mapping[str, Sequence[Any]]) -> None:
     """Raises ``ConfigError`` for a requested degree of an axis that ``trainer`` has no option for."""
     limits = within_told(SpaceConfig(), trainer)
-    for name in UNTRAINED_AXES:
+    for name in FURTHER_AXES:
         value = max(wanted.get(name, [1]))
         if value > 1 and getattr(limits, f"max_{name}") == 1:
             if trainer.embedded:

@@ -183,7 +183,7 @@ DRAWS: dict[str, Callable[[random.Random], Config]] = {
     "qwen2_moe": lambda d: grouped(d) | rope(d, 6) | drawn_layers(d) | sparse(d) | {"shared_expert_intermediate_size": d.choice([8, 20])},
     "qwen3_moe": lambda d: (c := wide(d)) | rope(d, c["head_dim"]) | flags(d, "attention_bias") | sparse(d),
     "glm4_moe": lambda d: (
-        (c := wide(d)) | share(d, rope(d, 4, "default yarn"), 0.5) | flags(d, "attention_bias", "use_qk_norm") | grouped_experts(d)
+        wide(d) | share(d, rope(d, 4, "default yarn"), 0.5) | flags(d, "attention_bias", "use_qk_norm") | grouped_experts(d)
     ),
 }
 """A random config.json of each."""

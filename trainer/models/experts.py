@@ -153,7 +153,7 @@ class Dispatcher(nn.Module):
         return rows[sent.inverse]
 
 
-class Mixture(nn.Module):
+class MixtureOfExperts(nn.Module):
     """[s, b, h] -> [s, b, h]: of each token the weighed sum of its experts' outputs, plus that of the shared ones."""
 
     def __init__(self, c: ResolvedModelConfig, down_std: float):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 
 from trainer.models.attention import Attention, AttentionCore, Rotary, capped
-from trainer.models.experts import Mixture
+from trainer.models.experts import MixtureOfExperts
 from trainer.models.layers import MLP, VOCABULARY, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
 from trainer.models.rope import angles
 from trainer.shared.families.family import Family
@@ -55,7 +55,7 @@ class Block(nn.Module):
         self.attention_post_norm = norm(c) if after else None
         self.attention_dropout = Dropout(c.dropout)
         self.mlp_norm = norm(c) if before and c.residual != "parallel_one_norm" else None
-        self.mlp = Mixture(c, output_std) if c.mixes(index) else MLP(c, output_std)
+        self.mlp = MixtureOfExperts(c, output_std) if c.mixes(index) else MLP(c, output_std)
         self.mlp_post_norm = norm(c) if after else None
         self.mlp_dropout = Dropout(c.dropout)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainer.models.attention import rotary_table
-from trainer.models.experts import Mixture
+from trainer.models.experts import MixtureOfExperts
 from trainer.pipeline.recompute import Recomputed
 
 
@@ -33,7 +33,7 @@ def compile_blocks(blocks: nn.ModuleDict, enabled: bool | None, falls_back: bool
     # Compiled code would check the sizes of each input tensor: fifty per block, a twelfth of its host time. CPUs keep the checks.
     compiler.size_asserts = device.type != "cuda"
     for block in blocks.values():
-        if any(isinstance(part, Mixture) for part in block.modules()):  # sizes of its products are known on the host alone
+        if any(isinstance(part, MixtureOfExperts) for part in block.modules()):  # sizes of its products are known on the host alone
             continue
         for root in {block.inner, *block.repeated} if isinstance(block, Recomputed) else {block}:
             root.forward = torch.compile(root.forward, fullgraph=not falls_back, dynamic=False)  # type: ignore[method-assign]

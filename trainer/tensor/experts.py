@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.comm.collectives import Group
-from trainer.models.experts import Choice, Dispatched, Dispatcher, Mixture, Router, balance_losses, by_expert, choose
+from trainer.models.experts import Choice, Dispatched, Dispatcher, MixtureOfExperts, Router, balance_losses, by_expert, choose
 from trainer.shared.run.schema import ResolvedModelConfig
 from trainer.state.parameters import OptimizerShard, ParameterRecord
 from trainer.tensor.layers import Gradients, Region
@@ -296,7 +296,7 @@ class ExpertBalance:
             self.corrections += (mean - self.load).sign() * (self.c.correction * (1 - skip))
         return (self.load.amax(1, keepdim=True) / mean.clamp(min=1)).amax()
 
-    def attach(self, path: str, mixture: Mixture, record: ParameterRecord | None) -> None:
+    def attach(self, path: str, mixture: MixtureOfExperts, record: ParameterRecord | None) -> None:
         """Makes ``mixture`` at ``path`` count its tokens and read its corrections here. ``record``: that of corrections, if it has any."""
         row = self.rows[int(path.split(".")[1])]
         mixture.balanced = partial(self._balanced, row, mixture)  # type: ignore[method-assign]
@@ -306,7 +306,7 @@ class ExpertBalance:
             states = own, torch.zeros_like(own), torch.zeros_like(own), own[:0]
             self.shards.append(OptimizerShard(record, 0, len(own), *states, self.saves))
 
-    def _balanced(self, row: int, mixture: Mixture, choice: Choice, x: Tensor) -> Choice:
+    def _balanced(self, row: int, mixture: MixtureOfExperts, choice: Choice, x: Tensor) -> Choice:
         """Returns the choice with weights whose gradient lets losses begin their backward. Tokens are counted there, too: forward may be
         repeated, backward is not."""
         if not (torch.is_grad_enabled() and mixture.router.weight.requires_grad):

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.comm.collectives import Group
 from trainer.models.attention import AttentionCore
-from trainer.models.experts import ExpertLinear, Mixture, Router
+from trainer.models.experts import ExpertLinear, MixtureOfExperts, Router
 from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding, WidthNorm
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import LowRankLinear, Prompts
@@ -61,7 +61,7 @@ class Parallelizer:
             for path, part in list(root.named_modules(prefix=unit)):
                 if isinstance(part, ParameterModule):
                     self._replace(model, path, part, unit)
-                elif isinstance(part, Mixture):
+                elif isinstance(part, MixtureOfExperts):
                     self._dispatch(part, path)
                 elif isinstance(part, AttentionCore):
                     self._share_heads(part, path)
@@ -99,7 +99,7 @@ class Parallelizer:
             layer.eight_bits, layer.fused = self.eight_bits, self.fused
         return layer
 
-    def _dispatch(self, mixture: Mixture, path: str) -> None:
+    def _dispatch(self, mixture: MixtureOfExperts, path: str) -> None:
         """Lets tokens travel to the ranks of their experts, and balances the load of those."""
         assert self.balance is not None
         mixture.dispatcher = ExpertDispatcher(self.region, self.axes["expert"])
