@@ -23,7 +23,7 @@ from trainer.models.transformer import Transformer
 from trainer.shared.records.manifest import read_manifest
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import ModelConfig
+from trainer.shared.run.schema import ExpertsConfig, ModelConfig, RopeConfig
 
 pytestmark = MARKS
 
@@ -43,6 +43,13 @@ MODELS = {
         score_cap=2.0,
         logit_cap=3.0,
         embedding_scale=32**0.5,
+        **SMALL,  # type: ignore[arg-type]
+    ),
+    "glm4_moe": ModelConfig(
+        family="glm4_moe",
+        kv_heads=2,
+        rope=RopeConfig(share=0.5),
+        experts=ExpertsConfig(count=4, ffn=12, shared_ffn=12, dense_layers=1, router="sigmoid", groups=2, active_groups=1, correction=0.0),
         **SMALL,  # type: ignore[arg-type]
     ),
     "bloom odd heads": ModelConfig(family="bloom", **(SMALL | {"hidden": 24, "heads": 6})),  # type: ignore[arg-type]

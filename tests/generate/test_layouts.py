@@ -37,6 +37,7 @@ def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[in
         for name, (tensor, pipeline) in itertools.product(models, layouts):
             weights = open_weights(Path(models[name]))
             layout = LayoutConfig(tensor=tensor, pipeline=pipeline, data=env.world_size // (tensor * pipeline))
+            layout.expert = tensor if weights.model.experts.count else 1
             config = resolve(TrainConfig(model=weights.model, run=run, layout=layout, data=first.data), env.world_size)
             session = Session(config, world, weights.load)
             for kind, slots in itertools.product(SAMPLINGS, batches):
@@ -52,7 +53,7 @@ def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[in
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Checkpoints of models of four blocks, and one Hugging Face folder."""
     root, found = tmp_path_factory.mktemp("models"), {}
-    for name in ("gpt", "llama", "bloom odd heads"):
+    for name in ("gpt", "llama", "bloom odd heads", "glm4_moe"):
         heads = {"heads": 4, "hidden": 32} if name == "bloom odd heads" else {}
         model = resolve_model(MODELS[name].__class__(**(vars(MODELS[name]) | {"layers": 4} | heads)))
         found[name] = str(checkpoint(ours(model, seed=4), model, root / name))

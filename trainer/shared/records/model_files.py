@@ -165,6 +165,12 @@ def _check_expressible(model: ResolvedModelConfig, family: Family) -> None:
         raise ConfigError(
             f"model.activation={model.activation} cannot be exported with model.family={model.family}; its layout has {allowed[0]}"
         )
+    corrected = model.experts.correction is not None
+    if model.experts.count and corrected != (family.hub.correction is not None):
+        raise ConfigError(
+            f"model.experts.correction={model.experts.correction if corrected else 'null'} cannot be exported with "
+            f"model.family={model.family}, whose layout has {'none' if corrected else 'corrections'}; use another family"
+        )
     if "kv_heads" not in keys and model.kv_heads != model.heads:
         raise ConfigError(
             f"model.kv_heads={model.kv_heads} cannot be exported with model.family={model.family}, which has no grouped queries"
