@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.backends.kubernetes.errors import ApiError, dropped, explain, explain_refusal, from_answer
+from launcher.backends.kubernetes.submission import Submission
+from launcher.backends.kubernetes.workloads import KINDS
 
 TEMPLATE = "spec.template: Invalid value: {" + "core.PodTemplateSpec{ObjectMeta:v1.ObjectMeta{Name:} " * 60 + "}: field is immutable"
 NAME = 'metadata.name: Invalid value: "Bad_Name": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters'
@@ -164,3 +166,39 @@ def test_normalised_defaulted_and_rewritten_values_are_not_forgotten(sent: Any, 
 
 def test_a_shorter_list_has_forgotten_something() -> None:
     assert dropped({"a": [1, 2]}, {"a": [1]}) == ["a"]
+
+
+def test_a_strict_server_names_the_fields_that_it_does_not_know() -> None:
+    two = 'strict decoding error: unknown field "spec.suspend", unknown field "spec.template.spec.nodename"'
+    assert answer(400, "BadRequest", two).unknown == {"spec.suspend", "spec.template.spec.nodename"}
+    assert answer(400, "BadRequest", 'unknown field "spec.suspend"').unknown == set()
+
+
+class StrictServer:
+    """A client of a server that refuses some fields when it is asked to be strict, and else drops them."""
+
+    def __init__(self, *unknown: str) -> None:
+        self.unknown, self.asked = unknown, list[bool]()
+
+    def create(self, path: str, manifest: dict[str, Any], dry_run: bool = False, strict: bool = True) -> dict[str, Any]:
+        self.asked.append(strict)
+        if strict and self.unknown:
+            raise answer(400, "BadRequest", "strict decoding error: " + ", ".join(f'unknown field "{name}"' for name in self.unknown))
+        return manifest
+
+
+@pytest.mark.parametrize(
+    ("unknown", "asked"),
+    [((), [True]), (("spec.ttlSecondsAfterFinished",), [True, False]), (("spec.suspend", "spec.ttlSecondsAfterFinished"), [True, False])],
+)
+def test_a_server_that_refuses_later_fields_of_ours_is_asked_to_drop_them(unknown: tuple[str, ...], asked: list[bool]) -> None:
+    server: Any = StrictServer(*unknown)
+    assert Submission(server, KINDS["job"], 0.0)._create("a path", {"kind": "Job"}) == {"kind": "Job"}
+    assert server.asked == asked
+
+
+def test_a_server_that_refuses_a_slip_is_not_asked_again() -> None:
+    server: Any = StrictServer("spec.suspend", "spec.template.spec.nodename")
+    with pytest.raises(ApiError, match="nodename"):
+        Submission(server, KINDS["job"], 0.0)._create("a path", {"kind": "Job"})
+    assert server.asked == [True]

@@ -96,11 +96,10 @@ class Client:
         with contextlib.suppress(ApiError):
             self.request("GET", "version", patience=patience)
 
-    def create(self, path: str, manifest: Manifest, dry_run: bool = False) -> Manifest:
-        """Returns the stored object. Current servers are told to refuse unknown fields; older ones drop them silently."""
-        return self.request(
-            "POST", self._in_namespace(path), {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}, manifest
-        )
+    def create(self, path: str, manifest: Manifest, dry_run: bool = False, strict: bool = True) -> Manifest:
+        """Returns the stored object. Current servers are told to refuse unknown fields, or to drop them silently as older ones do."""
+        query = {"fieldValidation": "Strict" if strict else "Ignore", **({"dryRun": "All"} if dry_run else {})}
+        return self.request("POST", self._in_namespace(path), query, manifest)
 
     def merge(self, path: str, name: str, changes: Manifest) -> None:
         self.request("PATCH", f"{self._in_namespace(path)}/{name}", body=changes)

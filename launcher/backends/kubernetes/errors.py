@@ -57,6 +57,12 @@ class ApiError(BackendError):
         return self.status == 401 or (self.status == 403 and _RIGHTS.search(self.message) is not None)
 
     @property
+    def unknown(self) -> set[str]:
+        """Paths of fields that a server which was asked to be strict does not know."""
+        strict = self.status == 400 and "strict decoding error" in self.message
+        return set(re.findall(r'unknown field "([^"]*)"', self.message)) if strict else set()
+
+    @property
     def over_quota(self) -> bool:
         """Room may be made by others: their objects end, or the quota is raised."""
         return self.status == 403 and "exceeded quota" in self.message

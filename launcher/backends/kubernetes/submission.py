@@ -21,6 +21,8 @@ _END_SECONDS = 60.0
 """Seconds, beyond their grace period, for objects to be deleted."""
 _PAUSE = 0.3
 _TIME_TO_LIVE = "spec.ttlSecondsAfterFinished"
+_LATER = {_TIME_TO_LIVE, "spec.suspend"}
+"""Fields of ours that earlier versions of other groups' kinds do not have."""
 
 
 class Submission:
@@ -55,13 +57,23 @@ class Submission:
 
     def _rehearse(self, manifest: Manifest, what: str, doing: str) -> str:
         try:
-            stored = self._client.create(self._path(manifest), manifest, dry_run=True)
+            stored = self._create(self._path(manifest), manifest, dry_run=True)
         except ApiError as error:
             if error.over_quota or error.exists or "does not support dry run" in error.message:
                 return f"{what}: {error.message}"  # room may be made; what exists is adopted; a webhook that cannot be asked
             raise ConfigError(explain(error, f"{doing} {what}", self._client.namespace)) from None
         self._unforgotten(manifest, stored)
         return f"{what}: accepted (server dry run)"
+
+    def _create(self, path: str, manifest: Manifest, dry_run: bool = False) -> Manifest:
+        """Creates an object. Where a current server refuses fields that an old one drops, it is asked to drop them: what that means is
+        judged once, from what it stored. It goes on refusing all others, such as a slip in ``cluster.patch``."""
+        try:
+            return self._client.create(path, manifest, dry_run)
+        except ApiError as error:
+            if not error.unknown or error.unknown - _LATER:
+                raise
+        return self._client.create(path, manifest, dry_run, strict=False)
 
     def _path(self, manifest: Manifest) -> str:
         paths = {"Service": SERVICES, "ConfigMap": CONFIG_MAPS}
@@ -100,7 +112,7 @@ class Submission:
         deadline = time.monotonic() + self._end_seconds
         while True:
             try:
-                stored = self._client.create(path, {**manifest, "metadata": head})
+                stored = self._create(path, {**manifest, "metadata": head})
                 return self._unforgotten(manifest, stored)
             except ApiError as error:
                 if not error.exists:
