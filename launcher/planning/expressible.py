@@ -22,6 +22,7 @@ from trainer.shared.run.schema import LayoutConfig
 FURTHER_AXES = ("context", "expert")
 """Axes that not every trainer has."""
 OWN_AXES = {f"layout.{name}" for name in FURTHER_AXES if name not in UNTRAINED_AXES}
+UNEVEN_EXPERTS = "trainer: expert neither divides tensor nor is a multiple of it"
 CUT_EXPERTS = "trainer: deals out experts to context and data ranks alone"
 
 
@@ -76,6 +77,9 @@ def folding(found: Space, trainer: TrainerProfile) -> Space:
     table, dropped = found.table, dict(found.dropped)
     if not trainer.memory.whole_experts:
         table = _kept(table, table["data"] * table["context"] % table["expert"] == 0, CUT_EXPERTS, dropped)
+    if trainer.embedded:
+        tensor, expert = table["tensor"], table["expert"]
+        table = _kept(table, (tensor % expert == 0) | (expert % tensor == 0), UNEVEN_EXPERTS, dropped)
     return Space(table, dropped)
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from trainer.step import Engine
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
-MOST_RANKS = 8
+MOST_RANKS, FEW_RANKS = 8, 4
 STEPS = 3
 """The first one's gradients, weights that were updated, and moments that were there before."""
 TASKS = (2, 3)
@@ -126,11 +126,12 @@ def family_kind(name: str) -> tuple[bool, bool, bool]:
     return family.embedding_norm, family.embedding_dropout, family.norm_offset
 
 
-def draw(seed: int, index: int) -> Case:
-    """Case number ``index``."""
-    dice = random.Random(f"{seed}/{index}")
+def draw(seed: int, index: int, mixes: bool = False) -> Case:
+    """Case number ``index``; one that ``mixes`` has experts."""
+    dice = random.Random(f"{seed}/{index}{'/experts' if mixes else ''}")
     while True:
         case = _draw_any(dice)
+        case = _with_experts(dice, case) if mixes else case
         if case.valid:
             return case
 
@@ -180,7 +181,6 @@ def _draw_any(dice: random.Random) -> Case:
     }
     batch = layout["micro_batch"] * data * dice.choice([1, 2, 3])
     case = Case(layout, model, dice.choice(["fp64", "fp64", "fp32"]), batch, tune, run, kind)
-    case = _with_experts(dice, case) if dice.random() < 0.35 else case
     case = _with_corners(dice, case) if dice.random() < 0.5 or model["layers"] > 4 else case
     return _with_options(dice, case) if dice.random() < 0.8 else case
 
@@ -415,18 +415,19 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
 
 
 @cache
-def designed(seed: int, count: int, choice: int = 60) -> list[Case]:
-    """``count`` cases, each the one of the next ``choice`` draws that has the most values of axes that none before it has, and after that
+def designed(seed: int, count: int, mixes: bool = False, choice: int = 60) -> list[Case]:
+    """``count`` cases, of dense models or such that each ``mixes`` experts, each the one of the next ``choice`` draws that has the most values of axes that none before it has, and after that
     the most pairs of an option and a kind of layout, then of any values, for each of its ranks."""
     chosen: list[Case] = []
     seen: set[Any] = set()
     for number in range(count):
-        draws = [draw(seed, index) for index in range(number * choice, (number + 1) * choice)]
+        draws = [draw(seed, index, mixes) for index in range(number * choice, (number + 1) * choice)]
+        draws = [case for case in draws if case.ranks <= FEW_RANKS or not mixes]
         found = [set(traits(case).items()) for case in draws]
         met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
-        worth = [(len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks) for n in range(choice)]
-        best = max(range(choice), key=lambda n: worth[n])
+        worth = [(len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks) for n in range(len(draws))]
+        best = max(range(len(draws)), key=lambda n: worth[n])
         chosen.append(draws[best])
         seen |= every[best] | met[best]
     return chosen

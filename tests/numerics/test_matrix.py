@@ -22,12 +22,12 @@ from numerics.matrix import (
 )
 
 from tests.farm import Farm
-from trainer.shared.run.schema import METHODS, RECOMPUTE, SCHEDULES
+from trainer.shared.run.schema import METHODS, RECOMPUTE, ROUTERS, SCHEDULES
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = 40
-"""Cases of every run: as many as have each value of each axis."""
+DESIGNED, MIXTURES = 40, 20
+"""Cases of every run, of dense models and of mixtures: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
 RANKS = (1, 2, 3, 4, 5, 6, 8)
@@ -46,7 +46,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_designed_layout_has_losses_norms_and_parameters_of_one_process(matrix: Matrix, ranks: int, pytestconfig: pytest.Config) -> None:
-    matrix.check(by_ranks(designed(pytestconfig.getoption("--layout-seed"), DESIGNED)).get(ranks, []))
+    matrix.check(by_ranks(cases_of(pytestconfig)).get(ranks, []))
+
+
+def cases_of(pytestconfig: pytest.Config) -> list[Case]:
+    seed = pytestconfig.getoption("--layout-seed")
+    return [*designed(seed, DESIGNED), *designed(seed, MIXTURES, mixes=True)]
 
 
 @pytest.mark.campaign("layouts")
@@ -54,7 +59,7 @@ def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(
     matrix: Matrix, case_index: int, pytestconfig: pytest.Config
 ) -> None:
     seed, last = pytestconfig.getoption("--layout-seed"), pytestconfig.getoption("--layouts")
-    drawn = by_ranks([draw(seed, index) for index in range(case_index, min(last, case_index + TOGETHER))])
+    drawn = by_ranks([draw(seed, index, mixes=index % 2 == 1) for index in range(case_index, min(last, case_index + TOGETHER))])
     for cases in drawn.values():
         matrix.check(cases)
 
@@ -84,6 +89,22 @@ def test_designed_layouts_have_every_option_of_a_model_under_every_kind_of_layou
     assert {case.model["rope"]["kind"] for case in cases if "rope" in case.model} == {*ROPES}
 
 
+def test_designed_mixtures_reach_what_any_mixture_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), MIXTURES, mixes=True)]
+    reached = {name: {one[name] for one in found} for name in found[0]}
+    folds = {(expert > 1, tensor > 1, data > 1) for expert, tensor, data in itertools.product((1, 2), repeat=3) if expert <= tensor * data}
+    assert {(over, tensor, data) for over, tensor, _, data in reached["experts over"]} >= folds
+    assert {sequence for _, _, sequence, _ in reached["experts over"]} == {False, True}
+    assert {kind for kind, _, _, _ in reached["router"]} == {*ROUTERS} and {corrected for *_, corrected in reached["router"]} == {
+        False,
+        True,
+    }
+    assert {recompute for recompute, _ in reached["experts recomputed"]} == {*RECOMPUTE}
+    assert {schedule for _, schedule in reached["experts recomputed"]} == {*SCHEDULES}
+    assert {any(sharded) for _, *sharded in reached["experts alike"]} == {False, True}
+    assert reached["one expert each"] == {False, True} and {balanced for balanced, *_ in reached["balanced"]} == {False, True}
+
+
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:
     return {"params": params, "grads": grads, "optimizer": optimizer}
 
@@ -101,6 +122,16 @@ NAMED = {
     "stages without a block and a tied head": Case(
         {"pipeline": 4, "stage_layers": [0, 4, 0, 0], "schedule": "zero_bubble", "recompute": "full"},
         {"layers": 4, "tied": True, "dropout": 0.1},
+    ),
+    "experts without a token, for all go to the first": Case(
+        {"tensor": 2, "expert": 2},
+        {"family": "llama", "layers": 1, "init_std": 0.0, "seq": 5, "experts": {"count": 4, "active": 1, "ffn": 8, "z_loss": 0.1}},
+    ),
+    "tokens that tensor ranks do not divide": Case(
+        {"tensor": 4, "expert": 4}, {"family": "llama", "layers": 1, "seq": 3, "experts": {"count": 4, "ffn": 8, "balance_loss": 0.3}}
+    ),
+    "gathered weights of experts whose storage another block takes": Case(
+        {"data": 2, "expert": 2, "sharding": sharded(2, 2, 2)}, {"family": "llama", "layers": 4, "experts": {"count": 4, "ffn": 8}}
     ),
     "more shards than elements": Case(
         {"data": 8, "sharding": sharded(8, 8, 8)}, {"hidden": 4, "ffn": 4, "vocab": 2, "seq": 1, "layers": 1}

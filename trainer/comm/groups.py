@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,9 +11,6 @@ from trainer.shared.parallel.mesh import Mesh
 from trainer.shared.parallel.placement import FOLDED
 from trainer.shared.parallel.shards import Factors
 from trainer.shared.run.schema import LayoutConfig
-
-FOLDING = ("tensor", "context", "data")
-"""The axes that experts fold into axes of their own."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,7 @@ class Groups:
         """All groups, made in the same order on every rank. ``mixes``: the model has experts."""
         mesh, levels = Mesh.of(layout), {level.name: level.size for level in Factors.of(layout).levels}
         at, by_level = mesh.coordinates(world.rank), mesh.refactor(["data"], levels)
-        shared = {level.name: level.size for level in Factors.of_experts(layout).levels}
-        folded, alike = mesh.refactor(FOLDING, {"expert": layout.expert, **shared}), Factors.of_experts(layout).data
+        folded = _folded(mesh, layout) if mixes else mesh
         pipeline = mesh.group(world.rank, "pipeline")
         up, down = (world.make_group(f"pipeline {way}", pipeline) for way in ("up", "down"))
         last = len(pipeline) - 1
@@ -56,7 +53,23 @@ class Groups:
             down=down,
             levels={name: world.make_group(f"data {name}", by_level.group(world.rank, name)) for name in levels},
             expert=world.make_group("expert", folded.group(world.rank, "expert") if mixes else [world.rank]),
-            expert_levels={n: world.make_group(f"{FOLDED} {n}", folded.group(world.rank, n)) for n in shared} if mixes else {},
-            experts_at=mesh.refactor(FOLDING, {"expert": layout.expert, FOLDED: alike})[FOLDED].coordinate(world.rank),
+            expert_levels={n: world.make_group(f"{FOLDED} {n}", folded.group(world.rank, n)) for n in levels} if mixes else {},
+            experts_at=_index(world.rank, folded, layout) if mixes else 0,
             tied=world.make_group("tied", sorted(set(ends))),
         )
+
+
+def _folded(mesh: Mesh, layout: LayoutConfig) -> Mesh:
+    """Returns the mesh in which tensor, context and data ranks are expert ranks, the nearest first, and the levels of those that have the
+    same experts, replicas before tensor ranks."""
+    beside = layout.tensor // math.gcd(layout.expert, layout.tensor)
+    factors = Factors.of_experts(layout)
+    parts = {"expert": layout.expert, "beside": beside, "beyond": factors.data // beside}
+    levels = {level.name: level.size for level in factors.levels}
+    return mesh.refactor(("tensor", "context", "data"), parts).refactor(("beyond", "beside"), levels)
+
+
+def _index(rank: int, folded: Mesh, layout: LayoutConfig) -> int:
+    """Returns the index of a rank among those that have the same experts: its digits are those of the levels."""
+    levels = Factors.of_experts(layout).levels
+    return sum(folded[level.name].coordinate(rank) * level.stride for level in levels)

@@ -197,6 +197,11 @@ def _check_own_experts(config: ResolvedTrainConfig) -> None:
         raise ConfigError(
             f"{named} adds to the matrices of an MLP, and the model has experts there; use tune.targets=[qkv,output] with lora"
         )
+    if layout.tensor % layout.expert and layout.expert % layout.tensor:
+        raise ConfigError(
+            f"layout.expert={layout.expert} neither divides layout.tensor={layout.tensor} nor is a multiple of it, as trainer=trireme deals "
+            f"out experts; use {layout.tensor}, a divisor of it, or layout.tensor=1"
+        )
     if config.run.task in ("generate", "inference") and layout.tensor % layout.expert:
         raise ConfigError(
             f"layout.expert={layout.expert} does not divide layout.tensor={layout.tensor}, and replicas that answer requests share no "
