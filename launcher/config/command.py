@@ -34,7 +34,7 @@ DERIVED = (
 )
 NETWORK = (
     *("even_heads", "window_before", "expert_width", "expert_blocks", "value_width", "query_groups"),
-    *("rope_form", "score_magnitude"),
+    *("rope_form", "score_magnitude", "router_form"),
 )
 """Derived names that depend on the model alone."""
 IMPLIED = {
@@ -48,6 +48,7 @@ IMPLIED = {
     "query_groups": ("model.kv_heads",),
     "stage_symbols": ("layout.balance",),
     "rope_form": ("model.rope.kind", "model.rope.original", "model.rope.magnitude"),
+    "router_form": ("model.experts.router", "model.experts.normalized"),
 }
 """Keys that a profile expresses by using a derived name."""
 FREE = ("layout.data",)
@@ -131,7 +132,8 @@ def _network(model: ResolvedModelConfig) -> dict[str, Any]:
     """Returns the values of ``NETWORK``: whether heads divide the hidden width evenly, positions before a query that it sees, inner width
     of an expert, which blocks have experts (``all``, or a list of 0 and 1), width of a value, groups of queries that share keys (``none``
     with latents), scaling of rotary positions (``llama3 from 8192``, ``latent yarn from 4096``), and with latents the scale of YaRN's
-    factor of magnitudes by whose square scores grow (DeepSeek-V2's ``mscale_all_dim``)."""
+    factor of magnitudes by whose square scores grow (DeepSeek-V2's ``mscale_all_dim``); scores of experts, whose weights add up to 1 or
+    are scores (``softmax as it is``)."""
     experts = model.experts
     has = [int(block >= experts.dense_layers and (block + 1) % experts.every == 0) for block in range(model.layers)]
     runs = f"[0]*{experts.dense_layers}+[1]*{model.layers - experts.dense_layers}"
@@ -139,7 +141,7 @@ def _network(model: ResolvedModelConfig) -> dict[str, Any]:
     found = (
         *(model.query_width == model.hidden, None if model.window is None else model.window - 1, experts.ffn or model.ffn),
         *(blocks, model.latent.value or model.head_width, "none" if model.latent.kv_rank else model.kv_heads),
-        *(_rope_form(model), _score_magnitude(model)),
+        *(_rope_form(model), _score_magnitude(model), experts.router + ("" if experts.normalized else " as it is")),
     )
     return dict(zip(NETWORK, found, strict=True))
 

@@ -23,7 +23,9 @@ from tests.convert.test_logits import loaded
 from tests.huggingface import MARKS, transformers
 from trainer.convert import export_weights, huggingface, import_weights
 from trainer.convert.rules import rules
+from trainer.models.experts import balance_losses, choose
 from trainer.shared.records.model_files import from_config
+from trainer.shared.run.schema import ExpertsConfig
 
 pytestmark = MARKS
 
@@ -253,3 +255,14 @@ def test_logits_gradients_and_exported_weights_are_theirs(name: str, tmp_path: P
     torch.manual_seed(1)
     for seed in range(SEEDS):
         compare(name, seed, tmp_path / str(seed))
+
+
+def test_the_balance_loss_of_a_sequence_is_theirs() -> None:
+    """Theirs counts an expert among K times as many choices."""
+    logits = torch.randn(12, 6, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    choice = choose(logits, None, ExpertsConfig(count=6, active=2))
+    load = choice.experts.flatten().bincount(minlength=6) / 24
+    ours = 2 * balance_losses(choice.scores, load.expand(12, 6)).mean()
+    theirs = importlib.import_module("transformers.models.mixtral.modeling_mixtral").load_balancing_loss_func((logits,), 6, 2)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits, retain_graph=True) for loss in (ours, theirs)))

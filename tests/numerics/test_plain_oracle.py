@@ -83,6 +83,9 @@ def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[s
         {"family": "bloom", "attention": "unfused"},
         {"score_cap": 0.3, "window": 5, "full_every": 2, "logit_cap": 0.7},
         {"tied": False, "biases": ["head"], "qk_norm": "width", "norm_at": "both", "logit_scale": 0.5, "residual_scale": 0.5},
+        {"family": "mixtral", "experts": {"count": 4, "ffn": 24}},
+        {"family": "qwen2_moe", "experts": {"count": 4, "ffn": 8, "shared_ffn": 16, "shared_gate": True, "dense_layers": 1, "every": 2}},
+        {"family": "llama", "experts": {"count": 4, "router": "sigmoid", "groups": 2, "normalized": False, "scale": 2.5}},
     ],
     ids=str,
 )
