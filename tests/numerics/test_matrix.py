@@ -131,7 +131,8 @@ NAMED = {
         {"tensor": 4, "expert": 4}, {"family": "llama", "layers": 1, "seq": 3, "experts": {"count": 4, "ffn": 8, "balance_loss": 0.3}}
     ),
     "gathered weights of experts whose storage another block takes": Case(
-        {"data": 2, "expert": 2, "sharding": sharded(2, 2, 2)}, {"family": "llama", "layers": 4, "experts": {"count": 4, "ffn": 8}}
+        {"data": 2, "expert": 2, "schedule": "zero_bubble", "sharding": sharded(2, 2, 2)},
+        {"family": "llama", "layers": 4, "experts": {"count": 4, "ffn": 8}},
     ),
     "more shards than elements": Case(
         {"data": 8, "sharding": sharded(8, 8, 8)}, {"hidden": 4, "ffn": 4, "vocab": 2, "seq": 1, "layers": 1}

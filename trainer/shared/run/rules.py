@@ -199,8 +199,8 @@ def _check_own_experts(config: ResolvedTrainConfig) -> None:
         )
     if layout.tensor % layout.expert and layout.expert % layout.tensor:
         raise ConfigError(
-            f"layout.expert={layout.expert} neither divides layout.tensor={layout.tensor} nor is a multiple of it, by which experts are dealt "
-            f"out; use {layout.tensor}, a divisor of it, or layout.tensor=1"
+            f"layout.expert={layout.expert} neither divides layout.tensor={layout.tensor} nor is a multiple of it; use {layout.tensor}, "
+            "a divisor or a multiple of it, or layout.tensor=1"
         )
     if config.run.task in ("generate", "inference") and layout.tensor % layout.expert:
         raise ConfigError(
