@@ -29,4 +29,4 @@ class Defect:
     @property
     def paths(self) -> list[Path]:
         """Files and folders of its tests."""
-        return [Path(word) for word in self.tests.split() if word.startswith("tests/")]
+        return [Path(word.partition("::")[0]) for word in self.tests.split() if word.startswith("tests/")]

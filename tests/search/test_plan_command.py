@@ -108,10 +108,10 @@ def test_a_plan_says_whose_times_they_are_what_the_whole_run_takes_and_what_to_t
 
 
 def test_without_a_price_a_plan_tells_gpu_hours_and_of_what_train_refuses_it_explains_the_layout(plan: Any) -> None:
-    words = [*SMALL, "model.family=llama", "model.experts.count=8", "run.steps=100"]
+    words = [*SMALL, "model.family=llama", "model.predicted_tokens=1", "run.steps=100"]
     document = json.loads(plan(*words, "--json")[1])
     assert document["run"]["price"] is None and document["trainer"] == "trireme"
-    assert "experts.count=8" in document["next"]["refused"]
+    assert "predicted_tokens=1" in document["next"]["refused"]
     name, verb, *typed = shlex.split(document["next"]["command"])
     assert (name, verb, typed[-2:]) == ("trireme", "plan", ["--explain", document["layouts"][0]["name"]])
     assert document["layouts"][0]["name"] in plan(*typed)[1]
