@@ -70,8 +70,8 @@ DEFECTS = [
     Defect(
         "the norm is that of one shard",
         "trainer/step.py",
-        "        groups.world.all_reduce(own).wait()\n        mean =",
-        "        groups.world.all_reduce(own[:3]).wait()\n        mean =",
+        "        groups.world.all_reduce(own).wait()\n        own, load",
+        "        groups.world.all_reduce(own[:3]).wait()\n        own, load",
         LAYOUTS,
     ),
     Defect(
