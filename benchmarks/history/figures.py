@@ -112,7 +112,7 @@ def _figures(judged: Sequence[PredictedRun]) -> Figures:
 
 def newest() -> Figures:
     """The figures taken last."""
-    return dict(json.loads(max(FOLDER.glob("*.json")).read_text()))
+    return dict(json.loads(max(FOLDER.glob("20*.json")).read_text()))
 
 
 def block(record: Mapping[str, Any]) -> str:
