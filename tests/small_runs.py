@@ -25,4 +25,4 @@ def small(
 
 def ranks(layout: dict[str, Any]) -> int:
     """Ranks that a layout takes."""
-    return layout.get("tensor", 1) * layout.get("pipeline", 1) * layout.get("data", 1)
+    return layout.get("tensor", 1) * layout.get("context", 1) * layout.get("pipeline", 1) * layout.get("data", 1)

@@ -12,6 +12,7 @@ from trainer.data import Dataset
 from trainer.data.prefetch import Prefetch
 from trainer.pipeline.compile import compiles
 from trainer.prompts import task_shares, with_task
+from trainer.shared.parallel.sequence import Runs
 from trainer.shared.parallel.shards import vocabulary_rows
 from trainer.shared.run.rules import micro_batches
 from trainer.shared.run.schema import LOSS_CHUNK_MB
@@ -19,6 +20,7 @@ from trainer.tensor.cross_entropy import Targets, answered, head_loss
 from trainer.tensor.dropout import DropoutKey
 from trainer.tensor.layers import ColumnLinear
 from trainer.tensor.placed import PackedTextStarts
+from trainer.tensor.region import rows_at
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class TokenBatch:
     """A replica's tokens of one step (``trainer.pipeline.runtime.Batch``)."""
 
     rows: Tensor | None  # [micro-batches, s + 1, b]; a position without a target holds the complement of its token
+    runs: Runs  # positions of this rank's tokens
     step: int
     first_row: int  # in the global batch
     size: int  # b
@@ -40,23 +43,33 @@ class TokenBatch:
 
     def tokens(self, micro_batch: int) -> Tensor:
         assert self.rows is not None
-        rows = self.rows[micro_batch, :-1]
+        rows = rows_at(self.rows[micro_batch], self.runs)
         return torch.where(rows < 0, ~rows, rows)
+
+    def wanted(self, micro_batch: int) -> Tensor:
+        """Returns the targets of those tokens, negative where there is none."""
+        assert self.rows is not None
+        return rows_at(self.rows[micro_batch, 1:], self.runs)
 
     @property
     def targets(self) -> Tensor:
-        """How many targets the replica's rows have."""
+        """How many targets this rank's tokens have."""
+        return (self.every_wanted >= 0).sum()
+
+    @property
+    def every_wanted(self) -> Tensor:
+        """Returns the targets of all micro-batches, [s, micro-batches, b]."""
         assert self.rows is not None
-        return (self.rows[:, 1:] >= 0).sum()
+        return rows_at(self.rows[:, 1:].transpose(0, 1), self.runs)
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
-        return head_loss(x, *self.wanted(head, micro_batch))
+        return head_loss(x, *self.compared(head, micro_batch))
 
-    def wanted(self, head: nn.Module, micro_batch: int) -> tuple[ColumnLinear, Targets]:
+    def compared(self, head: nn.Module, micro_batch: int) -> tuple[ColumnLinear, Targets]:
         """The head, and what its logits are compared with."""
-        assert self.rows is not None and isinstance(head, ColumnLinear)
+        assert isinstance(head, ColumnLinear)
         weight = self.weight if self.shares is None else self.weight * self.shares[micro_batch]
-        return head, Targets(self.rows[micro_batch, 1:], weight, self.columns, self.chunk_mb, self.fused, self.logit_cap)
+        return head, Targets(self.wanted(micro_batch), weight, self.columns, self.chunk_mb, self.fused, self.logit_cap)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
         texts = PackedTextStarts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
@@ -68,7 +81,7 @@ class AskedBatch(TokenBatch):
     """Examples: the loss of their answers, and how many of these are the likeliest words, [2]."""
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
-        loss, right = super().loss(x, head, micro_batch), answered(x, *self.wanted(head, micro_batch)).sum()
+        loss, right = super().loss(x, head, micro_batch), answered(x, *self.compared(head, micro_batch)).sum()
         return torch.stack((loss.double(), right.double()))
 
 
@@ -109,7 +122,8 @@ class BatchReader:
         chunk, fused = run.loss_chunk_mb or LOSS_CHUNK_MB[device.type], compiles(run.compile, device)
         weight = loss_scale / self.tokens
         sizes, cap = (step, self.first, self.size), self.config.model.logit_cap
-        return TokenBatch(here, *sizes, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack, cap)
+        own = self.rank.region.whole_runs(self.config.model.seq // self.config.layout.context)
+        return TokenBatch(here, own, *sizes, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack, cap)
 
     def _with_shares(self, batch: TokenBatch, start: int) -> TokenBatch:
         """Returns ``batch`` with what a target of each row counts, where tasks are tuned at once: all rows of the global batch decide."""

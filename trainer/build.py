@@ -30,13 +30,14 @@ from trainer.state.buffers import CollectiveQueue, Pool
 from trainer.state.gathering import Gathering
 from trainer.state.parameters import ModelParameter, OptimizerShard
 from trainer.state.sharding import ShardedState
+from trainer.tensor.context import EXCHANGE_CLASSES
 from trainer.tensor.dropout import Noise
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.experts import ExpertBalance
 from trainer.tensor.fused import FusedProducts
-from trainer.tensor.layers import Region
 from trainer.tensor.parallelize import Parallelizer
 from trainer.tensor.placed import separate_texts
+from trainer.tensor.region import Region
 
 FORWARD_TASKS = ("evaluate", "generate", "inference")
 """Values of ``run.task`` that take weights as they are given and change nothing: there are no initial weights, gradients and moments."""
@@ -98,7 +99,7 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
     mixes, trains = bool(config.model.mixtures), config.run.task not in FORWARD_TASKS
     groups = Groups.make(world, config.layout, config.model.tied, mixes)
     precision = Precision.of(config.run.precision, trains, config.run.moments)
-    region, noise = Region(groups.tensor, config.layout.sequence_parallel), Noise(config.run.seed)
+    region, noise = Region(groups.tensor, config.layout.sequence_parallel, groups.context), Noise(config.run.seed)
     recorder, positions = Recorder(world.ledger.clock, world.ledger), positions or config.model.seq
     state = _state(config, groups, precision, trains, world.device)
     parallelizer = _parallelizer(config, groups, region, state, noise, precision)
@@ -134,7 +135,7 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
 
 def _state(config: ResolvedTrainConfig, groups: Groups, precision: Precision, trains: bool, device: torch.device) -> ShardedState:
     pool, queue = Pool(device), CollectiveQueue()
-    dense = BucketSettings(Factors.of(config.layout), groups.at["data"], groups.levels, precision, pool, queue, trains)
+    dense = BucketSettings(Factors.of(config.layout), groups.shared_at, groups.levels, precision, pool, queue, trains)
     settings = {"data": dense}
     if groups.expert_levels:
         factors = Factors.of_experts(config.layout)
@@ -146,11 +147,12 @@ def _parallelizer(
     config: ResolvedTrainConfig, groups: Groups, region: Region, state: ShardedState, noise: Noise, precision: Precision
 ) -> Parallelizer:
     layout, device = config.layout, state.pool.device
-    parallelizer = Parallelizer(groups.axes, region, state, noise, precision.compute, device)
+    exchange = EXCHANGE_CLASSES[config.run.context_exchange](region, state) if layout.context > 1 else None
+    parallelizer = Parallelizer(groups.axes, region, state, noise, precision.compute, device, exchange=exchange)
     if config.run.precision == "fp8":
         parallelizer.eight_bits = EightBitProduct.on(device, compiles(config.run.compile, device))
     if config.run.async_tensor:
-        rows = config.model.seq // layout.tensor * layout.micro_batch
+        rows = config.model.seq // layout.context // layout.tensor * layout.micro_batch
         largest = rows * config.model.hidden * precision.compute.itemsize
         parallelizer.fused = FusedProducts.on(device, groups.tensor, groups.world, largest)
     return parallelizer
@@ -160,16 +162,17 @@ def _model_part(
     config: ResolvedTrainConfig, parallelizer: Parallelizer, positions: int, stage: int
 ) -> tuple[Transformer, list[ModelParameter]]:
     """Returns part ``stage`` of the model in its parallel form, and its parameters, which have no storage yet."""
-    counts, noise, packed = blocks_per_chunk(config.model, config.layout), parallelizer.noise, config.data.pack
+    counts, noise, layout = blocks_per_chunk(config.model, config.layout), parallelizer.noise, config.layout
     blocks = range(sum(counts[:stage]), sum(counts[: stage + 1]))
     with torch.device("meta"):
         part = Transformer(replace(config.model, seq=positions), blocks, first=stage == 0, last=stage == len(counts) - 1)
         parallelizer.added = add_tuning(part, config.model, config.tune)
     parameters = parallelizer.apply(part)
-    if packed:
+    if config.data.pack:
         separate_texts(part, noise.texts)
-    apply_recompute(part, config.layout, noise)
-    compile_blocks(part.blocks, False if packed else config.run.compile, config.run.compile_fallback, parallelizer.device)
+    apply_recompute(part, layout, noise)
+    compiled = False if config.data.pack or layout.context > 1 else config.run.compile
+    compile_blocks(part.blocks, compiled, config.run.compile_fallback, parallelizer.device)
     return part, parameters
 
 
@@ -183,7 +186,7 @@ def _pipeline(
 
 def _boundary(config: ResolvedTrainConfig, region: Region, precision: Precision, device: torch.device) -> Boundary:
     model, layout = config.model, config.layout
-    seq = model.seq // layout.tensor if layout.sequence_parallel else model.seq
+    seq = model.seq // layout.context // (layout.tensor if layout.sequence_parallel else 1)
     return Boundary.of(boundary_shapes(seq, layout.micro_batch, model.hidden), region, precision.compute, device)
 
 

@@ -81,7 +81,7 @@ class Validation:
         if losses and rank.groups.tensor.index == 0 and batch.rows is not None:
             found = torch.stack(losses).double().view(len(losses), -1).sum(0)
             own[0], own[3] = found[0], found[1] if self.asks else 0
-            targets = batch.rows[:, 1:]
+            targets = batch.every_wanted
             own[1], own[2] = self.bytes_of[targets[targets >= 0]].sum(), batch.targets
         rank.world.group.all_reduce(own).wait()
         nats, size, targets_there, exact = own.tolist()

@@ -16,12 +16,11 @@ from launcher.cost.inputs.layouts import WORDS, to_table
 from launcher.planning.layout_filter import KEYS
 from launcher.planning.space import Space
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.rules import UNTRAINED_AXES, not_trained
 from trainer.shared.run.schema import LayoutConfig
 
 FURTHER_AXES = ("context", "expert")
 """Axes that not every trainer has."""
-OWN_AXES = {f"layout.{name}" for name in FURTHER_AXES if name not in UNTRAINED_AXES}
+APART = "trainer: a sharding factor neither divides context nor is a multiple of it, and those ranks are apart"
 UNEVEN_EXPERTS = "trainer: expert neither divides tensor nor is a multiple of it"
 CUT_EXPERTS = "trainer: deals out experts to context and data ranks alone"
 
@@ -56,7 +55,9 @@ def expressible(found: Space, trainer: TrainerProfile) -> Space:
 def within_told(limits: SpaceConfig, trainer: TrainerProfile) -> SpaceConfig:
     """Sets to 1 the limits of axes (context, expert) that ``trainer`` has no option for, so that they are not enumerated. The profile of a
     trainer that is only predicted lists its options as well."""
-    told = OWN_AXES if trainer.embedded else mentioned(trainer.launch).keys()
+    if trainer.embedded:
+        return limits
+    told = mentioned(trainer.launch).keys()
     untold: dict[str, Any] = {f"max_{name}": 1 for name in FURTHER_AXES if f"layout.{name}" not in told}
     return dataclasses.replace(limits, **untold)
 
@@ -67,8 +68,6 @@ def refuse_axes(trainer: TrainerProfile, wanted: Mapping[str, Sequence[Any]]) ->
     for name in FURTHER_AXES:
         value = max(wanted.get(name, [1]))
         if value > 1 and getattr(limits, f"max_{name}") == 1:
-            if trainer.embedded:
-                raise not_trained(name, value)
             raise ConfigError(f"trainer={trainer.name} cannot be told layout.{name}={value}; use another layout, or add it to its profile")
 
 
@@ -80,6 +79,9 @@ def folding(found: Space, trainer: TrainerProfile) -> Space:
     if trainer.embedded:
         tensor, expert = table["tensor"], table["expert"]
         table = _kept(table, (tensor % expert == 0) | (expert % tensor == 0), UNEVEN_EXPERTS, dropped)
+        context, factors = table["context"], (table[name] for name in ("params", "grads", "optimizer"))
+        even = np.all([(factor % context == 0) | (context % factor == 0) for factor in factors], axis=0)
+        table = _kept(table, even | (table["order"] == WORDS["order"].index("tensor-data-pipeline")), APART, dropped)
     return Space(table, dropped)
 
 

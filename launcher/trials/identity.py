@@ -35,7 +35,8 @@ from trainer.shared.run.rules import FIRST_KEYS, resolve_model
 from trainer.shared.run.schema import ModelConfig, TuneConfig
 
 _NEWER = [
-    ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),
+    ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False),
+    ("run", "context_exchange", "all_gather"), ("data", "task", None),
     ("data", "pack", False), ("cluster", "setup_may_fail", []),
 ]  # fmt: skip
 """Keys that came later, with the value under which all is as before: trials of versions without them keep their id."""

@@ -38,6 +38,7 @@ from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import (
     ACTIVATIONS,
+    EXCHANGES,
     MATRICES,
     RECOMPUTE,
     ROUTERS,
@@ -126,13 +127,15 @@ def family_kind(name: str) -> tuple[bool, bool, bool]:
     return family.embedding_norm, family.embedding_dropout, family.norm_offset
 
 
-def draw(seed: int, index: int, mixes: bool = False) -> Case:
-    """Case number ``index``; one that ``mixes`` has experts."""
-    dice = random.Random(f"{seed}/{index}{'/experts' if mixes else ''}")
+def draw(seed: int, index: int, kind: str = "dense") -> Case:
+    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks and at times with experts, too."""
+    dice = random.Random(f"{seed}/{index}{'' if kind == 'dense' else f'/{kind}'}")
     while True:
         case = _draw_any(dice)
+        case = _with_context(dice, case) if kind == "context" else case
+        mixes = kind == "experts" or (kind == "context" and dice.random() < 0.3)
         case = _with_experts(dice, case) if mixes else case
-        if case.valid:
+        if case.ranks <= MOST_RANKS and case.valid:
             return case
 
 
@@ -235,9 +238,38 @@ def _with_corners(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=layout, model=model, batch=batch, precision="fp64")
 
 
+def _with_context(dice: random.Random, case: Case) -> Case:
+    """``case`` with context ranks, over which states may be sharded, too."""
+    layout, run, degree, batch = case.layout, case.run, dice.choice([2, 2, 2, 3, 4]), case.batch
+    kept = dice.choice(["tensor", "pipeline", "data", "none", "all"])
+    if kept not in ("data", "all"):
+        layout, batch = layout | {"data": 1}, batch // layout["data"]
+    if kept not in ("tensor", "all"):
+        layout, run = layout | {"tensor": 1, "sequence_parallel": False}, run | {"async_tensor": False}
+    if kept not in ("pipeline", "all"):
+        layout = {name: value for name, value in layout.items() if name != "stage_layers"} | {"pipeline": 1, "virtual_pipeline": 1}
+        layout["schedule"] = "1f1b" if layout["schedule"] == "interleaved" else layout["schedule"]
+    unit = 2 * degree * (layout["tensor"] if layout["sequence_parallel"] else 1)
+    shards = [degree * layout["data"]]
+    for _ in ("optimizer", "grads", "params"):
+        shards.append(dice.choice([n for n in range(1, shards[-1] + 1) if shards[-1] % n == 0]))
+    sharding = dict(zip(("optimizer", "grads", "params"), shards[1:]))
+    model, exchange = case.model | {"seq": unit * -(-case.model["seq"] // unit)}, dice.choice(EXCHANGES)
+    if exchange == "all_to_all":
+        groups, each = layout["tensor"] * degree, dice.choice([1, 2])
+        model |= {"heads": groups * each, "kv_heads": groups, "hidden": groups * each * dice.choice([4, 8])}
+    return replace(
+        case,
+        layout=layout | {"context": degree, "sharding": sharding},
+        model=model,
+        run=run | {"context_exchange": exchange},
+        batch=batch,
+    )
+
+
 def _with_experts(dice: random.Random, case: Case) -> Case:
     """``case`` with experts, few enough for some to have no token. In fp64, for rounding may change what a router chooses."""
-    folded = case.layout["tensor"] * case.layout["data"]
+    folded = case.layout["tensor"] * case.layout.get("context", 1) * case.layout["data"]
     degree = dice.choice([n for n in range(1, folded + 1) if folded % n == 0])
     groups = dice.choice([1, 1, 2])
     count = math.lcm(degree, groups) * dice.choice([1, 2, 4])
@@ -368,40 +400,61 @@ def traits(case: Case) -> dict[str, Any]:
     layout, model, run = case.layout, case.model, case.run
     sharding = [1, *(layout["sharding"][state] for state in ("params", "grads", "optimizer")), layout["data"]]
     heads = model["kv_heads"], model["heads"]
+    return (
+        {
+            "levels": tuple(low < high for low, high in itertools.pairwise(sharding)),
+            "tensor": layout["tensor"],
+            "pipeline": layout["pipeline"],
+            "data": layout["data"],
+            "schedule": (layout["schedule"], layout["recompute"]) if layout["pipeline"] > 1 else layout["recompute"],
+            "virtual": layout["virtual_pipeline"],
+            "partly recomputed": layout["recompute"] == "full" and (layout["recompute_layers"] is not None, layout["recompute_every"]),
+            "sequence": (layout["sequence_parallel"], run["async_tensor"]),
+            "stages": "given" if "stage_layers" in layout else layout["balance"],
+            "order": layout["order"],
+            "micro-batch": layout["micro_batch"],
+            "micro-batches": case.batch // layout["micro_batch"] // layout["data"],
+            "family": (family_kind(model["family"]), model["tied"]),
+            "attention": (model["attention"], model["dropout"] > 0),
+            "keys": "one" if heads[0] == 1 < heads[1] else heads[0] < heads[1],
+            "activation": model["activation"],
+            "vocabulary": model["vocab"],
+            "tokens": min(model["seq"], 3),
+            "precision": case.precision,
+            "data kind": (case.data.get("kind", "synthetic"), case.data.get("pack", False)),
+            "tuned": case.tune.get("method", "full"),
+            "tasks": case.tune.get("tasks", 1),
+            "loss": run["loss_chunk_mb"] is not None,
+            "buckets": run["bucket_mb"],
+            "rope": case.model.get("rope", {}).get("kind"),
+        }
+        | _traits_of_context(case)
+        | _traits_of_experts(case)
+    )
+
+
+def _traits_of_context(case: Case) -> dict[str, Any]:
+    model, layout, degree = case.model, case.layout, case.layout.get("context", 1)
+    if degree == 1:
+        return {}
+    exchange, sharding = case.run["context_exchange"], layout["sharding"]
     return {
-        "levels": tuple(low < high for low, high in itertools.pairwise(sharding)),
-        "tensor": layout["tensor"],
-        "pipeline": layout["pipeline"],
-        "data": layout["data"],
-        "schedule": (layout["schedule"], layout["recompute"]) if layout["pipeline"] > 1 else layout["recompute"],
-        "virtual": layout["virtual_pipeline"],
-        "partly recomputed": layout["recompute"] == "full" and (layout["recompute_layers"] is not None, layout["recompute_every"]),
-        "sequence": (layout["sequence_parallel"], run["async_tensor"]),
-        "stages": "given" if "stage_layers" in layout else layout["balance"],
-        "order": layout["order"],
-        "micro-batch": layout["micro_batch"],
-        "micro-batches": case.batch // layout["micro_batch"] // layout["data"],
-        "family": (family_kind(model["family"]), model["tied"]),
-        "attention": (model["attention"], model["dropout"] > 0),
-        "keys": "one" if heads[0] == 1 < heads[1] else heads[0] < heads[1],
-        "activation": model["activation"],
-        "vocabulary": model["vocab"],
-        "tokens": min(model["seq"], 3),
-        "precision": case.precision,
-        "data kind": (case.data.get("kind", "synthetic"), case.data.get("pack", False)),
-        "tuned": case.tune.get("method", "full"),
-        "tasks": case.tune.get("tasks", 1),
-        "loss": run["loss_chunk_mb"] is not None,
-        "buckets": run["bucket_mb"],
-        "rope": case.model.get("rope", {}).get("kind"),
-    } | _traits_of_experts(case)
+        "context": (degree, exchange),
+        "context beside": (layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1, layout["data"] > 1),
+        "context sharded": (sharding["params"] > 1, sharding["optimizer"] > layout["data"], layout["order"]),
+        "context recomputed": (layout["recompute"], exchange),
+        "context attends": (model["attention"], model["dropout"] > 0, exchange),
+        "context in windows": (model.get("window") is not None, model["attention"]),
+        "context with texts": case.data.get("pack", False),
+        "context with experts": "experts" in model,
+    }
 
 
 def _traits_of_experts(case: Case) -> dict[str, Any]:
     experts, layout = case.model.get("experts"), case.layout
     if experts is None:
         return {}
-    degree, alike = layout["expert"], layout["tensor"] * layout["data"] // layout["expert"]
+    degree, alike = layout["expert"], layout["tensor"] * layout.get("context", 1) * layout["data"] // layout["expert"]
     return {
         "experts over": (degree > 1, layout["tensor"] > 1, layout["sequence_parallel"], layout["data"] > 1),
         "experts alike": (alike > 1, layout["sharding"]["params"] > 1, layout["sharding"]["optimizer"] > 1),
@@ -415,18 +468,23 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
 
 
 @cache
-def designed(seed: int, count: int, mixes: bool = False, choice: int = 60) -> list[Case]:
-    """``count`` cases, of dense models or such that each ``mixes`` experts, each the one of the next ``choice`` draws that has the most values of axes that none before it has, and after that
-    the most pairs of an option and a kind of layout, then of any values, for each of its ranks."""
+def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> list[Case]:
+    """``count`` cases of a kind, each the one of the next ``choice`` draws that has the most values of axes that none before it has (of
+    context, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
+    ranks."""
     chosen: list[Case] = []
     seen: set[Any] = set()
     for number in range(count):
-        draws = [draw(seed, index, mixes) for index in range(number * choice, (number + 1) * choice)]
-        draws = [case for case in draws if case.ranks <= FEW_RANKS or not mixes]
+        draws = [draw(seed, index, kind) for index in range(number * choice, (number + 1) * choice)]
+        draws = [case for case in draws if case.ranks <= FEW_RANKS or kind == "dense"]
         found = [set(traits(case).items()) for case in draws]
         met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
-        worth = [(len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks) for n in range(len(draws))]
+        first = [{value for value in values if kind == "context" and value[0].startswith(kind)} for values in found]
+        worth = [
+            (len(first[n] - seen), len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks)
+            for n in range(len(draws))
+        ]
         best = max(range(len(draws)), key=lambda n: worth[n])
         chosen.append(draws[best])
         seen |= every[best] | met[best]

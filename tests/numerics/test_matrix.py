@@ -22,12 +22,12 @@ from numerics.matrix import (
 )
 
 from tests.farm import Farm
-from trainer.shared.run.schema import METHODS, RECOMPUTE, ROUTERS, SCHEDULES
+from trainer.shared.run.schema import EXCHANGES, METHODS, RECOMPUTE, ROUTERS, SCHEDULES
 
 pytestmark = pytest.mark.slow
 
-DESIGNED, MIXTURES = 40, 20
-"""Cases of every run, of dense models and of mixtures: as many as have each value of each axis."""
+DESIGNED = {"dense": 40, "experts": 20, "context": 16}
+"""Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
 RANKS = (1, 2, 3, 4, 5, 6, 8)
@@ -51,7 +51,7 @@ def test_a_designed_layout_has_losses_norms_and_parameters_of_one_process(matrix
 
 def cases_of(pytestconfig: pytest.Config) -> list[Case]:
     seed = pytestconfig.getoption("--layout-seed")
-    return [*designed(seed, DESIGNED), *designed(seed, MIXTURES, mixes=True)]
+    return [case for kind, count in DESIGNED.items() for case in designed(seed, count, kind)]
 
 
 @pytest.mark.campaign("layouts")
@@ -59,13 +59,14 @@ def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(
     matrix: Matrix, case_index: int, pytestconfig: pytest.Config
 ) -> None:
     seed, last = pytestconfig.getoption("--layout-seed"), pytestconfig.getoption("--layouts")
-    drawn = by_ranks([draw(seed, index, mixes=index % 2 == 1) for index in range(case_index, min(last, case_index + TOGETHER))])
+    kinds = itertools.cycle(DESIGNED)
+    drawn = by_ranks([draw(seed, index, next(kinds)) for index in range(case_index, min(last, case_index + TOGETHER))])
     for cases in drawn.values():
         matrix.check(cases)
 
 
 def test_designed_layouts_reach_what_any_layout_could_have(pytestconfig: pytest.Config) -> None:
-    cases = designed(pytestconfig.getoption("--layout-seed"), DESIGNED)
+    cases = designed(pytestconfig.getoption("--layout-seed"), DESIGNED["dense"])
     assert set(by_ranks(cases)) <= set(RANKS)
     reached = {name: {traits(case)[name] for case in cases if name in traits(case)} for case in cases for name in traits(case)}
     assert reached["levels"] == set(LEVELS)
@@ -81,7 +82,7 @@ def test_designed_layouts_reach_what_any_layout_could_have(pytestconfig: pytest.
 
 
 def test_designed_layouts_have_every_option_of_a_model_under_every_kind_of_layout(pytestconfig: pytest.Config) -> None:
-    cases = designed(pytestconfig.getoption("--layout-seed"), DESIGNED)
+    cases = designed(pytestconfig.getoption("--layout-seed"), DESIGNED["dense"])
     met = set(itertools.chain.from_iterable(itertools.product(options(case), kinds_of_layout(case)) for case in cases))
     every = {option for option, _ in met}
     assert len(every) >= 23 and {kind for _, kind in met} >= {*SCHEDULES, "tensor", "low-rank tuning"}
@@ -90,7 +91,7 @@ def test_designed_layouts_have_every_option_of_a_model_under_every_kind_of_layou
 
 
 def test_designed_mixtures_reach_what_any_mixture_could_have(pytestconfig: pytest.Config) -> None:
-    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), MIXTURES, mixes=True)]
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["experts"], "experts")]
     reached = {name: {one[name] for one in found} for name in found[0]}
     folds = {(expert > 1, tensor > 1, data > 1) for expert, tensor, data in itertools.product((1, 2), repeat=3) if expert <= tensor * data}
     assert {(over, tensor, data) for over, tensor, _, data in reached["experts over"]} >= folds
@@ -103,6 +104,19 @@ def test_designed_mixtures_reach_what_any_mixture_could_have(pytestconfig: pytes
     assert {schedule for _, schedule in reached["experts recomputed"]} == {*SCHEDULES}
     assert {any(sharded) for _, *sharded in reached["experts alike"]} == {False, True}
     assert reached["one expert each"] == {False, True} and {balanced for balanced, *_ in reached["balanced"]} == {False, True}
+
+
+def test_designed_contexts_reach_what_any_context_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["context"], "context")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("context")}
+    assert reached["context"] >= {*itertools.product((2, 4), EXCHANGES), (3, "all_gather")}
+    assert {*itertools.product(RECOMPUTE, EXCHANGES)} == reached["context recomputed"]
+    assert {*itertools.product(("fused", "unfused"), (False, True), EXCHANGES)} == reached["context attends"]
+    assert {*itertools.product((False, True), ("fused", "unfused"))} == reached["context in windows"]
+    assert {sequence for _, sequence, *_ in reached["context beside"]} == {False, True}
+    assert {any(beside) for beside in reached["context beside"]} == {False, True}
+    assert {(params, optimizer) for params, optimizer, _ in reached["context sharded"]} >= {(False, False), (False, True), (True, True)}
+    assert reached["context with texts"] == reached["context with experts"] == {False, True}
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:

@@ -17,8 +17,9 @@ from trainer.shared.parallel.placement import Partial, Replicate, Shard
 from trainer.shared.run.schema import TuneConfig
 from trainer.state.parameters import ParameterRecord
 from trainer.tensor.dropout import Noise
-from trainer.tensor.layers import ColumnLinear, Region, RowLinear, VocabularyEmbedding
+from trainer.tensor.layers import ColumnLinear, RowLinear, VocabularyEmbedding
 from trainer.tensor.parallelize import Parallelizer
+from trainer.tensor.region import Region
 
 
 def layers() -> dict[str, nn.Module]:
@@ -58,7 +59,7 @@ def parallel(sequence_sharded: bool) -> tuple[nn.Module, dict[str, ParameterReco
     ledger = Ledger(Clock(torch.device("cpu")))
     axes = {"tensor": Group("tensor", (0, 1), 1, ledger), "tied": Group("tied", (1,), 1, ledger)}
     gradients: Any = None
-    region = Region(axes["tensor"], sequence_sharded)
+    region = Region(axes["tensor"], sequence_sharded, Group("context", (1,), 1, ledger))
     parallelizer = Parallelizer(axes, region, gradients, Noise(0), torch.float32, torch.device("cpu"))
     model: Any = Renamed()
     found = {member.record.name.removeprefix("unit."): member.record for member in parallelizer.apply(model)}

@@ -20,9 +20,11 @@ class Groups:
     at: Mapping[str, int]  # its coordinate on each axis
     world: Group
     tensor: Group
+    context: Group
     up: Group  # pipeline ranks, for sends to a higher one
     down: Group  # the same ranks, for sends to a lower one
-    levels: dict[str, Group]  # params, grads, optimizer, replicas: the levels of the data axis (trainer.shared.parallel.shards)
+    levels: dict[str, Group]  # params, grads, optimizer, replicas: the levels of the ranks that have the same parameters
+    shared_at: int  # this rank among those: context and data ranks (trainer.shared.parallel.shards)
     expert: Group  # ranks that have different experts, among those of tensor, context and data
     expert_levels: dict[str, Group]  # the levels of the ranks that have the same experts; none in a dense model
     experts_at: int  # this rank among those
@@ -37,7 +39,7 @@ class Groups:
     def make(cls, world: World, layout: LayoutConfig, tied: bool, mixes: bool) -> Groups:
         """All groups, made in the same order on every rank. ``mixes``: the model has experts."""
         mesh, levels = Mesh.of(layout), {level.name: level.size for level in Factors.of(layout).levels}
-        at, by_level = mesh.coordinates(world.rank), mesh.refactor(["data"], levels)
+        by_level = mesh.refactor(("context", "data"), levels)
         folded = _folded(mesh, layout) if mixes else mesh
         pipeline = mesh.group(world.rank, "pipeline")
         up, down = (world.make_group(f"pipeline {way}", pipeline) for way in ("up", "down"))
@@ -46,15 +48,17 @@ class Groups:
         down.connect([(i + 1, i) for i in range(last)] + [(last, 0)] * (last > 1))
         ends = [pipeline[0], pipeline[-1]] if tied and world.rank in (pipeline[0], pipeline[-1]) else [world.rank]
         return cls(
-            at=at,
+            at=mesh.coordinates(world.rank),
             world=world.group,
             tensor=world.make_group("tensor", mesh.group(world.rank, "tensor")),
+            context=world.make_group("context", mesh.group(world.rank, "context")),
             up=up,
             down=down,
             levels={name: world.make_group(f"data {name}", by_level.group(world.rank, name)) for name in levels},
+            shared_at=_index(world.rank, by_level, Factors.of(layout)),
             expert=world.make_group("expert", folded.group(world.rank, "expert") if mixes else [world.rank]),
             expert_levels={n: world.make_group(f"{FOLDED} {n}", folded.group(world.rank, n)) for n in levels} if mixes else {},
-            experts_at=_index(world.rank, folded, layout) if mixes else 0,
+            experts_at=_index(world.rank, folded, Factors.of_experts(layout)) if mixes else 0,
             tied=world.make_group("tied", sorted(set(ends))),
         )
 
@@ -69,7 +73,6 @@ def _folded(mesh: Mesh, layout: LayoutConfig) -> Mesh:
     return mesh.refactor(("tensor", "context", "data"), parts).refactor(("beyond", "beside"), levels)
 
 
-def _index(rank: int, folded: Mesh, layout: LayoutConfig) -> int:
-    """Returns the index of a rank among those that have the same experts: its digits are those of the levels."""
-    levels = Factors.of_experts(layout).levels
-    return sum(folded[level.name].coordinate(rank) * level.stride for level in levels)
+def _index(rank: int, mesh: Mesh, factors: Factors) -> int:
+    """Returns the index of a rank among those that have the same parameters: its digits are those of the levels, axes of the mesh."""
+    return sum(mesh[level.name].coordinate(rank) * level.stride for level in factors.levels)

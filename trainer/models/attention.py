@@ -12,15 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
-from trainer.models.layers import Dropout, Linear, head_norm
+from trainer.models.layers import Linear, head_norm
 from trainer.models.rope import Angles
 from trainer.shared.parallel.placement import Shard
+from trainer.shared.parallel.sequence import Runs, with_rows
 from trainer.shared.run.schema import ResolvedModelConfig
 
 P = ParamSpec("P")
-InBlocks = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""Attention with dropout, as a function of query, key, value, visible keys and scale (``trainer.tensor.block_attention``)."""
+InBlocks = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, int], Tensor]
+"""Attention with dropout, as a function of query, key, value, visible keys, scale and length of the sequence
+(``trainer.tensor.block_attention``)."""
+Exchange = Callable[["AttentionCore", Tensor, Tensor, Tensor], Tensor]
+"""Attention of ranks that share sequences, by the core and this rank's part of query, key and value (``trainer.tensor.context``)."""
 
 
 class Attention(nn.Module):
@@ -63,35 +68,51 @@ class AttentionCore(nn.Module):
         self.dropout: nn.Module = AttentionDropout(c.dropout)
         self.in_blocks: InBlocks | None = None
         self.visible: Callable[[], Tensor] | None = None  # the keys that each query sees, [b, 1, s, s]; None: all up to itself
+        self.exchange: Exchange | None = None
+        self.gathers_again = True  # keys and values of other ranks, for backward; else they are kept
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.attend(query, key, value) if self.exchange is None else self.exchange(self, query, key, value)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, runs: Runs | None = None) -> Tensor:
+        """Lets the queries at the positions ``runs`` (None: all) see whole sequences of keys and values."""
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
         if self.alibi is not None:
             query, key = self.alibi(query, key, self.heads)
-        return self._attend(query, key, value).permute(2, 0, 1, 3).flatten(2)
+        if runs is None:
+            output = self._attend(query, key, value, key.shape[-2])
+        else:
+            seen = ((rows, slice(run.stop)) for rows, run in with_rows(runs))
+            parts = (self._attend(query[..., rows, :], key[..., past, :], value[..., past, :], key.shape[-2]) for rows, past in seen)
+            output = torch.cat(tuple(parts), -2)
+        return output.permute(2, 0, 1, 3).flatten(2)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        plain = self.cap is None and not (self.training and self.dropout.p)
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
+        """Lets queries see keys, the last query all of them, in sequences of ``length``."""
+        plain, visible = self.cap is None and not (self.training and self.dropout.p), None
+        if self.visible is not None:
+            visible = self.visible()[..., key.shape[-2] - query.shape[-2] : key.shape[-2], : key.shape[-2]]
         if self.fused and plain:
-            return self._fused(query, key, value)
+            return self._fused(query, key, value, visible)
         if self.fused and self.in_blocks is not None:
-            return self.in_blocks(query, key, value, None if self.visible is None else self.visible(), self.scale)
-        return self._unfused(query, key, value)
+            return self.in_blocks(query, key, value, visible, self.scale, length)
+        return self._unfused(query, key, value, visible, length)
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        length, head = query.shape[-2], value.shape[-1]
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
+        count, keys, head = query.shape[-2], key.shape[-2], value.shape[-1]
         if query.shape[-1] > head:
             value = F.pad(value, (0, query.shape[-1] - head))  # the fast kernels want one head size
-        window = length if self.window is None else self.window
-        if self.visible is not None:
-            mask = self.visible() & band(0, length, length, window, query.device)
+        window, before = keys if self.window is None else self.window, keys - count
+        if visible is not None:
+            mask = visible & band(before, count, keys, window, query.device)
             return self._kernel(query, key, value, mask)[..., :head]
-        if window >= length:
-            return self._kernel(query, key, value, None)[..., :head]
+        if window >= keys:
+            return self._kernel(query, key, value, causal_lower_right(count, keys) if before else None)[..., :head]
         parts = []
-        for first in range(0, length, window):  # a window of queries sees itself and the window before
-            rows, seen = slice(first, min(first + window, length)), slice(max(0, first - window + 1), min(first + window, length))
-            mask = band(first - seen.start, rows.stop - rows.start, seen.stop - seen.start, window, query.device)
+        for first in range(0, count, window):  # a window of queries sees itself and the window before
+            rows = slice(first, min(first + window, count))
+            seen = slice(max(0, before + first - window + 1), before + rows.stop)
+            mask = band(before + first - seen.start, rows.stop - rows.start, seen.stop - seen.start, window, query.device)
             parts.append(self._kernel(query[..., rows, :], key[..., seen, :], value[..., seen, :], mask))
         return torch.cat(parts, -2)[..., :head]
 
@@ -99,17 +120,17 @@ class AttentionCore(nn.Module):
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=self.scale, enable_gqa=grouped)
 
-    def _unfused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        groups, length = key.shape[1], query.shape[-2]
+    def _unfused(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, length: int) -> Tensor:
+        groups, count, keys = key.shape[1], query.shape[-2], key.shape[-2]
         query = query.unflatten(1, (groups, -1))  # [b, groups, queries, s, d]
         scores = capped(query @ key.unsqueeze(2).transpose(-1, -2) * self.scale, self.cap)
-        if self.visible is None and self.window is None:
-            scores = scores + causal_mask(length, query.dtype, query.device)
+        if visible is None and self.window is None:
+            scores = scores + causal_mask(count, keys, query.dtype, query.device)
         else:
-            seen = band(0, length, length, self.window or length, query.device)
-            scores = scores.masked_fill(~(seen if self.visible is None else seen & self.visible()[:, None]), -math.inf)
+            seen = band(keys - count, count, keys, self.window or keys, query.device)
+            scores = scores.masked_fill(~(seen if visible is None else seen & visible[:, None]), -math.inf)
         weights = torch.softmax(scores, dim=-1)
-        weights = self.dropout(weights.flatten(1, 2)).unflatten(1, (groups, -1))
+        weights = self.dropout(weights.flatten(1, 2), length).unflatten(1, (groups, -1))
         return (weights @ value.unsqueeze(2)).flatten(1, 2)
 
 
@@ -125,8 +146,16 @@ def kernels_by_preference(capability: tuple[int, int]) -> contextlib.AbstractCon
     return sdpa_kernel([*first, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
 
 
-class AttentionDropout(Dropout):
-    """Dropout of attention weights [b, heads, s, s]."""
+class AttentionDropout(nn.Module):
+    """Dropout of attention weights [b, heads, queries, keys]."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, weights: Tensor, length: int) -> Tensor:
+        """Drops weights of sequences of ``length``."""
+        return F.dropout(weights, self.p, self.training) if self.p else weights
 
 
 def kept(compute: Callable[P, Tensor]) -> Callable[P, Tensor]:
@@ -157,9 +186,9 @@ def band(offset: int, rows: int, keys: int, window: int, device: torch.device) -
 
 
 @kept
-def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns [s, s]: 0 where key <= query, -inf elsewhere."""
-    return torch.full((length, length), -math.inf, dtype=dtype, device=device).triu(1)
+def causal_mask(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns [queries, keys]: 0 where a query sees a key, -inf elsewhere; the last query sees the last key."""
+    return torch.full((queries, keys), -math.inf, dtype=dtype, device=device).triu(1 + keys - queries)
 
 
 class Alibi(nn.Module):
@@ -214,10 +243,11 @@ class Rotary(nn.Module):
     def __init__(self, angles: Angles):
         super().__init__()
         self.angles = angles
+        self.runs: Callable[[int], Runs] = lambda rows: (range(rows),)  # positions of so many rows
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotates both, [s, b, heads, d], each with its own number of heads."""
-        cos, sin = rotary_table(query.shape[0], *self.angles, query.dtype, query.device).unbind()
+        cos, sin = rotary_table(self.runs(query.shape[0]), *self.angles, query.dtype, query.device).unbind()
         return rotated(query, cos, sin), rotated(key, cos, sin)
 
 
@@ -229,15 +259,15 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(turned if 2 * width == x.shape[-1] else (*turned, rest), dim=-1)
 
 
-def rotary_table(length: int, frequencies: tuple[float, ...], magnitude: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def rotary_table(runs: Runs, frequencies: tuple[float, ...], magnitude: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns cos and sin, [2, s, 1, 1, r/2], computed in fp64 and rounded to ``dtype``. They are a constant for torch.compile (see
     ``compile_blocks``), because fp64 is slow on a GPU."""
-    return _rotary_table(length, frequencies, magnitude, dtype, device)
+    return _rotary_table(runs, frequencies, magnitude, dtype, device)
 
 
 @lru_cache(maxsize=8)
 @torch.no_grad()
-def _rotary_table(length: int, frequencies: tuple[float, ...], magnitude: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    positions = torch.arange(length, dtype=torch.float64, device=device)
+def _rotary_table(runs: Runs, frequencies: tuple[float, ...], magnitude: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    positions = torch.cat([torch.arange(run.start, run.stop, dtype=torch.float64, device=device) for run in runs])
     angle = torch.outer(positions, torch.tensor(frequencies, dtype=torch.float64, device=device))[:, None, None, :]
     return (torch.stack((angle.cos(), angle.sin())) * magnitude).to(dtype)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from trainer.models.layers import Init, Linear, ParameterModule, ParameterSpec, gelu, norm
 from trainer.models.transformer import Block, Transformer
 from trainer.shared.parallel.placement import Partial, Shard
+from trainer.shared.parallel.sequence import Runs, with_rows
 from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
 
 PLACES = {"qkv": "attention.qkv", "output": "attention.output", "up": "mlp.up", "down": "mlp.down"}
@@ -106,7 +107,7 @@ class Prompts(nn.Module):
 
     def __init__(self, tasks: list[VirtualTokens]):
         super().__init__()
-        self.index = 0  # the part of the sequence that this rank holds, if ranks share it
+        self.runs: Callable[[int], Runs] = lambda rows: (range(rows),)  # positions of so many rows of this rank
         self.positions: Callable[[], Tensor] | None = None  # of each token in its text, [s, b], where it differs from the place in the row
         self.tasks = nn.ModuleList(tasks)
 
@@ -114,15 +115,18 @@ class Prompts(nn.Module):
         return torch.cat([task() for task in self.tasks])
 
     def written(self, tokens: Tensor, x: Tensor) -> Tensor:
-        """Writes virtual tokens into x [s or s/t, b, h], the embedded tokens [s, b]; the first token of a text is its task."""
+        """Writes virtual tokens into x [s, b, h], this rank's part of the embedded tokens [s, b]; where virtual tokens stand, those are the
+        row's task."""
         every = self()
         if self.positions is not None:
             tasks, count, _ = every.shape
             at = self.positions()
             return torch.where((at < count)[..., None], every[tokens.clamp(max=tasks - 1), at.clamp(max=count - 1)], x)
-        first = self.index * x.shape[0]
-        values = every[tokens[0]].transpose(0, 1)[first : first + x.shape[0]]  # [n or fewer, b, h]
-        return torch.cat((values, x[len(values) :]))
+        values, parts = every[tokens[0].clamp(max=len(every) - 1)].transpose(0, 1), []  # [n, b, h]
+        for rows, run in with_rows(self.runs(x.shape[0])):
+            written = values[run.start : run.stop]
+            parts += [written, x[rows.start + len(written) : rows.stop]]
+        return torch.cat(parts)
 
 
 def task_of(name: str) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.models.attention import AttentionCore
 from trainer.models.transformer import Transformer
 from trainer.shared.parallel.balance import blocks_per_chunk
 from trainer.shared.run.flops import recomputed_flops
@@ -43,6 +44,9 @@ def apply_recompute(model: Transformer, layout: LayoutConfig, noise: Noise) -> N
     for chosen, (name, block) in zip(chosen_blocks(layout, len(model.blocks)), list(model.blocks.items())):
         if not chosen:
             continue
+        for core in block.modules():
+            if isinstance(core, AttentionCore):
+                core.gathers_again = False  # what it gathers anew for backward is needed at once
         if layout.recompute == "selective":
             attention = block.get_submodule("attention")
             attention.core = Recomputed(attention.get_submodule("core"), noise)

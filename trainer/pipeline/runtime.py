@@ -8,7 +8,7 @@ sequence, and the parts are gathered on arrival (Narayanan et al. 2021, section 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from trainer.shared.parallel.boundary import BoundaryTensors
 from trainer.state.gathering import Gathering
 from trainer.state.sharding import Deferred, ShardedState
 from trainer.tensor.dropout import DropoutKey, Noise
-from trainer.tensor.layers import Region, ready
+from trainer.tensor.region import Region, ready
 
 WorkItem = tuple[int, int]
 """A chunk and a micro-batch."""
@@ -66,7 +66,7 @@ class Boundary:
     def of(cls, shapes: BoundaryTensors, region: Region, dtype: torch.dtype, device: torch.device) -> Boundary:
         """Makes a boundary of ``shapes`` local to the region. Replicated sequences are split if the tensor ranks divide their lengths."""
         splits = not region.sequence_sharded and all(shape[0] % region.group.size == 0 for shape in shapes)
-        return cls(shapes, dtype, device, Region(region.group, splits))
+        return cls(shapes, dtype, device, replace(region, sequence_sharded=splits))
 
     def sent(self, tensor: Tensor) -> Tensor:
         """Returns the part of a boundary's tensor that this rank sends."""
@@ -76,8 +76,7 @@ class Boundary:
 
     def empty(self) -> list[Tensor]:
         """Returns the buffers that parts are received into."""
-        parts = self.split.group.size if self.split.sequence_sharded else 1
-        return [torch.empty(seq // parts, *rest, dtype=self.dtype, device=self.device) for seq, *rest in self.shapes]
+        return [torch.empty(seq // self.split.parts, *rest, dtype=self.dtype, device=self.device) for seq, *rest in self.shapes]
 
     def unpack(self, received: list[Tensor]) -> BoundaryTensors:
         return BoundaryTensors(*(ready(self.split.gather(part)) for part in received))

@@ -23,45 +23,48 @@ SCORES = {"cpu": 1 << 20, "cuda": 1 << 22}
 class BlockAttention:
     """softmax(q k^T scale) v with dropout, and with the ``window`` and ``cap`` of ``AttentionCore``.
 
-    Shapes: q [b, heads, s, d], k [b, groups, s, d], v [b, groups, s, e] -> [b, heads, s, e].
+    Shapes: q [b, heads, queries, d], k [b, groups, keys, d], v [b, groups, keys, e] -> [b, heads, queries, e].
 
-    ``visible`` [b, 1, s, s] marks the keys that a query sees, if not all up to itself.
+    The last query stands at the last key, in sequences of ``length``. ``visible`` [b, 1, queries, keys] marks the keys that a query sees,
+    if not all up to itself.
     """
 
     def __init__(self, dropout: ShardedAttentionDropout | None, window: int | None = None, cap: float | None = None):
         self.dropout, self.window, self.cap = dropout, window, cap
         self.number = numbered(self)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float, length: int) -> Tensor:
         stamp = NO_STAMP if self.dropout is None else self.dropout.noise.stamp
         if torch.compiler.is_compiling():
-            found: Tensor = attend(query, key, value, visible, self.number, stamp, scale)
+            found: Tensor = attend(query, key, value, visible, self.number, stamp, scale, length)
             return found
-        result: Tensor = _Attend.apply(query, key, value, visible, stamp, scale, self)
+        result: Tensor = _Attend.apply(query, key, value, visible, stamp, scale, length, self)
         return result
 
-    def compute(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float) -> Tensor:
+    def compute(
+        self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float, length: int
+    ) -> Tensor:
         """Returns the output, which lies in memory as [s, b, heads, e]."""
-        output = output_like(query, value)
-        for block in blocks(query):
-            seen = value[..., : block.stop, :]
+        output, before = output_like(query, value), key.shape[-2] - query.shape[-2]
+        for block in blocks(query, key):
+            seen = value[..., : before + block.stop, :]
             weights = torch.softmax(self._scores(block, query, key, visible, scale)[0], -1)
-            dropped = self._dropped(weights, self._lost(block, weights, query.shape[-2], stamp))
+            dropped = self._dropped(weights, self._lost(block, before, weights, length, stamp))
             output[..., block.start : block.stop, :] = (dropped @ seen.unsqueeze(2)).flatten(1, 2)
         return output
 
     def differentiate(
-        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float
+        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, stamp: Tensor, scale: float, length: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns gradients of queries, keys and values; the last two are summed over blocks in at least 4 bytes."""
-        dq, groups = query.new_empty(query.shape), key.shape[1]
+        dq, groups, before = query.new_empty(query.shape), key.shape[1], key.shape[-2] - query.shape[-2]
         dk, dv = (torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device) for x in (key, value))
-        for block in blocks(query):
-            rows, past = slice(block.start, block.stop), slice(0, block.stop)
+        for block in blocks(query, key):
+            rows, past = slice(block.start, block.stop), slice(0, before + block.stop)
             asked, flow = (x[..., rows, :].unflatten(1, (groups, -1)) for x in (query, dy))
             scores, slope = self._scores(block, query, key, visible, scale)
             weights = torch.softmax(scores, -1)
-            lost = self._lost(block, weights, query.shape[-2], stamp)
+            lost = self._lost(block, before, weights, length, stamp)
             dv[..., past, :] += _summed(self._dropped(weights.clone(), lost), flow)
             d_weights = self._dropped(flow @ value[..., past, :].unsqueeze(2).transpose(-1, -2), lost)
             d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(scale)
@@ -75,34 +78,38 @@ class BlockAttention:
         """Scales the weights that stay and zeroes the others, in place."""
         return weights if lost is None or self.dropout is None else weights.mul_(1 / (1 - self.dropout.p)).masked_fill_(lost, 0)
 
-    def _lost(self, block: range, weights: Tensor, length: int, stamp: Tensor) -> Tensor | None:
-        """Returns the dropped ones of the weights [b, groups, heads / groups, rows, keys] of a block."""
+    def _lost(self, block: range, before: int, weights: Tensor, length: int, stamp: Tensor) -> Tensor | None:
+        """Returns the dropped ones of the weights [b, groups, heads / groups, rows, keys] of a block of queries, the first of which stands
+        at position ``before``."""
         if self.dropout is None or not self.dropout.training:
             return None
         with self.dropout.noise.at_stamp(stamp):
-            kept = self.dropout.kept_among(weights.shape[0], block, length, weights.device)
+            places = range(before + block.start, before + block.stop)
+            kept = self.dropout.kept_among(weights.shape[0], places, length, weights.device)
         return ~kept.view(weights.shape)
 
     def _scores(self, block: range, query: Tensor, key: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
         """Returns the scores of a block's queries for all keys up to the last of them, and the slope that a cap leaves them."""
-        rows, past = slice(block.start, block.stop), slice(0, block.stop)
+        before = key.shape[-2] - query.shape[-2]
+        rows, past = slice(block.start, block.stop), slice(0, before + block.stop)
         asked = query[..., rows, :].unflatten(1, (key.shape[1], -1))
         scores, slope = (asked @ key[..., past, :].unsqueeze(2).transpose(-1, -2)).mul_(scale), None
         if self.cap is not None:
             share = scores.div_(self.cap).tanh_()
             scores, slope = share * self.cap, 1 - share.square()
-        place = torch.arange(block.stop, device=query.device)
-        hidden = place > place[rows, None] if visible is None else ~visible[:, None, :, rows, past]
+        place = torch.arange(past.stop, device=query.device)
+        own = place[before + block.start :, None]
+        hidden = place > own if visible is None else ~visible[:, None, :, rows, past]
         if self.window is not None:
-            hidden = hidden | (place <= place[rows, None] - self.window)
+            hidden = hidden | (place <= own - self.window)
         return scores.masked_fill_(hidden, -math.inf), slope
 
 
-def blocks(query: Tensor) -> Iterator[range]:
+def blocks(query: Tensor, key: Tensor) -> Iterator[range]:
     """Yields ranges of consecutive queries whose scores are few enough."""
     batch, heads, length, _ = query.shape
     most = SCORES.get(query.device.type, SCORES["cuda"])
-    height = max(1, most // (batch * heads * length))
+    height = max(1, most // (batch * heads * key.shape[-2]))
     for first in range(0, length, height):
         yield range(first, min(first + height, length))
 
@@ -123,49 +130,53 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
-        visible, stamp, ctx.scale, ctx.layer = others
+        visible, stamp, ctx.scale, ctx.length, ctx.layer = others
         ctx.save_for_backward(query, key, value, visible, stamp)
-        output: Tensor = ctx.layer.compute(query, key, value, visible, stamp, ctx.scale)
+        output: Tensor = ctx.layer.compute(query, key, value, visible, stamp, ctx.scale, ctx.length)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return *ctx.layer.differentiate(gradients[0], *ctx.saved_tensors, ctx.scale), None, None, None, None
+        return *ctx.layer.differentiate(gradients[0], *ctx.saved_tensors, ctx.scale, ctx.length), None, None, None, None, None
 
 
 @torch.library.custom_op("trireme::attend", mutates_args=())
-def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float, length: int
+) -> Tensor:
     """Runs ``BlockAttention`` number ``number`` in a traced block."""
-    return LAYERS[int(number)].compute(query, key, value, visible, stamp, scale)  # type: ignore[no-any-return]
+    return LAYERS[int(number)].compute(query, key, value, visible, stamp, scale, length)  # type: ignore[no-any-return]
 
 
 @attend.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float) -> Tensor:
+def _(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float, length: int
+) -> Tensor:
     return output_like(query, value)
 
 
 @torch.library.custom_op("trireme::attend_backward", mutates_args=())
 def attend_backward(
-    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float
+    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns gradients of queries, keys and values."""
-    return LAYERS[int(number)].differentiate(dy, query, key, value, visible, stamp, scale)  # type: ignore[no-any-return]
+    return LAYERS[int(number)].differentiate(dy, query, key, value, visible, stamp, scale, length)  # type: ignore[no-any-return]
 
 
 @attend_backward.register_fake
 def _(
-    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float
+    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, number: Tensor, stamp: Tensor, scale: float, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:-1])
-    ctx.scale = inputs[-1]
+    ctx.save_for_backward(*inputs[:-2])
+    ctx.scale, ctx.length = inputs[-2:]
 
 
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    return *attend_backward(dy, *ctx.saved_tensors, ctx.scale), None, None, None, None
+    return *attend_backward(dy, *ctx.saved_tensors, ctx.scale, ctx.length), None, None, None, None, None
 
 
 torch.library.register_autograd("trireme::attend", _differentiate, setup_context=_save)

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from trainer.comm.collectives import MAX, Group
-from trainer.tensor.layers import ColumnLinear, ready
+from trainer.tensor.layers import ColumnLinear
+from trainer.tensor.region import ready
 
 CACHED_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
 """Size of a block of logits in passes over them: on a CPU it fits the cache, on a GPU it keeps the number of kernel launches low."""
@@ -61,12 +62,16 @@ def head_loss(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
 
 
 def answered(x: Tensor, head: ColumnLinear, targets: Targets) -> Tensor:
-    """Returns the rows [b] of x [s or s/t, b, h] in which no token is likelier than the target, at every target."""
+    """Returns the rows [b] of x [s or s/t, b, h] in which no token is likelier than the target, at every target; on context ranks but the
+    first none, so that each row counts once."""
     whole = ready(head.region.gather(x))
     height = targets.height(head)
     parts = zip(whole.flatten(0, 1).split(height), targets.tokens.flatten().split(height))
     right = [_likeliest(head.product(rows[None], head.bias)[0], wanted, targets.present, head.region.group) for rows, wanted in parts]
-    return torch.cat(right).view(targets.tokens.shape).all(0)
+    every, context = torch.cat(right).view(targets.tokens.shape).all(0), head.region.context
+    wrong = (~every).double()
+    context.all_reduce(wrong).wait()
+    return (wrong == 0) & (context.index == 0)
 
 
 def _likeliest(rows: Tensor, wanted: Tensor, present: int, group: Group) -> Tensor:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.state.parameters import hash_of
-from trainer.tensor.layers import Region
 from trainer.tensor.placed import PackedTextStarts
+from trainer.tensor.region import Region, places
 from trainer.tensor.traced import kept, numbered
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
@@ -92,7 +92,7 @@ def _mix(x: Tensor, bits: int) -> Tensor:
 
 
 class HiddenDropout(nn.Module):
-    """Dropout of x [s or s/t, b, h] between the matrices."""
+    """Dropout of x [s, b, h] between the matrices, of which this rank has its part of the sequence."""
 
     def __init__(self, p: float, site: str, noise: Noise, region: Region):
         super().__init__()
@@ -103,16 +103,15 @@ class HiddenDropout(nn.Module):
         return dropped(self, x) if self.training else x
 
     def kept(self, x: Tensor) -> Tensor:
-        parts = self.region.group.size if self.region.sequence_sharded else 1
-        first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
-        sequence = torch.arange(first, first + x.shape[0], device=x.device)
+        sequence, length = places(self.region.runs(x.shape[0]), x.device), x.shape[0] * self.region.parts * self.region.context.size
         batch, hidden = rows(self.noise, x.shape[1], x.device), torch.arange(x.shape[2], device=x.device)
-        kept = self.noise.kept(self.site, self.p, ((batch, 1), (sequence, x.shape[0] * parts), (hidden, x.shape[2])))
+        kept = self.noise.kept(self.site, self.p, ((batch, 1), (sequence, length), (hidden, x.shape[2])))
         return kept.transpose(0, 1)
 
 
 class MatrixInputMask:
-    """Dropout of the input [s, b, in] of a matrix, which is whole along the sequence; a row layer has this rank's columns of it."""
+    """Dropout of the input [s, b, in] of a matrix, which tensor ranks have whole along the sequence; a row layer has this rank's columns of
+    it."""
 
     def __init__(self, p: float, site: str, noise: Noise, region: Region, columns_split: bool):
         self.p, self.site, self.noise, self.region, self.columns_split = p, site, noise, region, columns_split
@@ -123,24 +122,33 @@ class MatrixInputMask:
         first, parts = (self.region.group.index * width, self.region.group.size) if self.columns_split else (0, 1)
         columns = torch.arange(first, first + width, device=x.device)
         with self.noise.at_stamp(stamp):
-            axes = ((rows(self.noise, batch, x.device), 1), (torch.arange(length, device=x.device), length), (columns, width * parts))
-            kept = self.noise.kept(self.site, self.p, axes)
+            sequence = places(self.region.whole_runs(length), x.device), length * self.region.context.size
+            kept = self.noise.kept(self.site, self.p, ((rows(self.noise, batch, x.device), 1), sequence, (columns, width * parts)))
         return kept.transpose(0, 1).to(x.dtype) / (1 - self.p)
 
 
 class ShardedAttentionDropout(nn.Module):
-    """Dropout of attention weights [b, heads, s, s], of which this rank has ``heads`` (global indices, out of ``total``)."""
+    """Dropout of attention weights [b, heads, queries, keys], of which this rank has ``heads`` (global indices, out of ``total``). The last
+    query stands at the last key."""
 
     def __init__(self, p: float, site: str, noise: Noise, heads: range, total: int):
         super().__init__()
         self.p, self.site, self.noise, self.heads, self.total = p, site, noise, heads, total
         self.number = numbered(self)
 
-    def forward(self, weights: Tensor) -> Tensor:
-        return dropped(self, weights) if self.training else weights
+    def forward(self, weights: Tensor, length: int) -> Tensor:
+        """Drops weights of sequences of ``length``."""
+        if not self.training or torch.compiler.is_compiling():
+            return dropped(self, weights) if self.training else weights
+        return drop(weights, self._kept(weights, length), self.p)
 
     def kept(self, weights: Tensor) -> Tensor:
-        return self.kept_among(weights.shape[0], range(weights.shape[-1]), weights.shape[-1], weights.device)
+        """Returns the mask of the weights of whole sequences."""
+        return self._kept(weights, weights.shape[-1])
+
+    def _kept(self, weights: Tensor, length: int) -> Tensor:
+        rows, keys = weights.shape[-2:]
+        return self.kept_among(weights.shape[0], range(keys - rows, keys), length, weights.device)
 
     def kept_among(self, batch: int, queries: range, length: int, device: torch.device) -> Tensor:
         """Returns the mask of weights [b, heads, queries, keys], of some queries of a sequence for all keys up to the last of them."""

@@ -25,7 +25,8 @@ from trainer.comm.collectives import Group
 from trainer.models.experts import Choice, Dispatched, Dispatcher, MixtureOfExperts, Router, balance_losses, by_expert, choose
 from trainer.shared.run.schema import ResolvedModelConfig
 from trainer.state.parameters import OptimizerShard, ParameterRecord
-from trainer.tensor.layers import Gradients, Region
+from trainer.tensor.layers import Gradients
+from trainer.tensor.region import Region
 
 
 class ExpertDispatcher(Dispatcher):
@@ -323,7 +324,8 @@ class ExpertBalance:
             sequences, columns = x.shape[1], dispatcher.columns(x)
             cells = (columns[:, None] * c.count + choice.experts).flatten()
             load = cells.bincount(minlength=sequences * c.count).to(choice.scores.dtype)
-            dispatcher.region.group.all_reduce(load).wait()
+            for group in (dispatcher.region.group, dispatcher.region.context):
+                group.all_reduce(load).wait()
             shares = load.view(sequences, c.count) / (self.seq * c.active)
             losses.append(c.balance_loss * balance_losses(choice.scores, shares[columns]).sum())
         if c.z_loss:

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.collectives import Group, Pending
+from trainer.comm.collectives import Group
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.fused import FusedProducts
+from trainer.tensor.region import Region, ready, rows_at
 from trainer.tensor.traced import NO_STAMP, due, multiply, numbered, total
 
 
@@ -56,40 +56,6 @@ class Gradients(Protocol):
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
         """Adds ``gradient`` [n, h] to ``rows`` [n] of a weight [V, h]."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """How activations are distributed between the matrices: replicated over the tensor ranks, or sharded along the sequence."""
-
-    group: Group
-    sequence_sharded: bool  # sequence parallelism
-
-    def rows(self, whole: Tensor) -> int:
-        """Returns the local length of a full sequence [s, ...]."""
-        return whole.shape[0] // self.group.size if self.sequence_sharded else whole.shape[0]
-
-    def gather(self, x: Tensor) -> tuple[Tensor, Pending]:
-        """Returns the full sequence of a sharded x [s/t, ...]; x itself if it is replicated. Usable after the wait."""
-        if not self.sequence_sharded or self.group.size == 1:
-            return x, Pending(None, self.group, "all_gather")
-        x = x.contiguous()
-        whole = x.new_empty(x.shape[0] * self.group.size, *x.shape[1:])
-        return whole, self.group.all_gather(whole, x)
-
-    def sum(self, x: Tensor) -> tuple[Tensor, Pending]:
-        """Sums x [s, ...] over the ranks, replicated or sharded. x is overwritten, or must live until the wait."""
-        if not self.sequence_sharded or self.group.size == 1:
-            return x, self.group.all_reduce(x)
-        piece = x.new_empty(self.rows(x), *x.shape[1:])
-        return piece, self.group.reduce_scatter(piece, x)
-
-
-def ready(started: tuple[Tensor, Pending]) -> Tensor:
-    """Waits for a started gather or sum and returns its tensor."""
-    tensor, pending = started
-    pending.wait()
-    return tensor
 
 
 class LowRank(nn.Module):
@@ -211,7 +177,7 @@ class ColumnLinear(ShardedLinear):
         return self.multiplied(x)
 
     def rows(self, x: Tensor) -> int:
-        return x.shape[0] * (self.region.group.size if self.region.sequence_sharded else 1)
+        return x.shape[0] * self.region.parts
 
     def shape_of(self, x: Tensor) -> list[int]:
         return [self.rows(x), x.shape[1], *self.weight.shape[:-1]]
@@ -314,15 +280,14 @@ class VocabularyEmbedding(nn.Module):
 
 
 class ShardedPositionEmbedding(nn.Module):
-    """Adds learned positions to x [s or s/t, b, h]: the rows of this rank's part of the sequence."""
+    """Adds learned positions to x [s, b, h]: the rows of this rank's part of the sequence."""
 
     def __init__(self, weight: nn.Parameter, region: Region):
         super().__init__()
         self.weight, self.region = weight, region
 
     def forward(self, x: Tensor) -> Tensor:
-        first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
-        return x + self.weight[first : first + x.shape[0]].unsqueeze(1)
+        return x + rows_at(self.weight, self.region.runs(x.shape[0])).unsqueeze(1)
 
 
 class SumOverRanks(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer.comm.collectives import Group
-from trainer.models.attention import AttentionCore
+from trainer.models.attention import AttentionCore, AttentionDropout, Rotary
 from trainer.models.experts import ExpertLinear, MixtureOfExperts, Router
 from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding, WidthNorm
 from trainer.models.transformer import Transformer
@@ -18,6 +18,7 @@ from trainer.models.tuned import LowRankLinear, Prompts
 from trainer.shared.parallel.placement import Partial, counts, local_part, resolved
 from trainer.state.parameters import ModelParameter, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
+from trainer.tensor.context import HeadExchange, KeyExchange
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.experts import ExpertBalance, ExpertDispatcher, ShardedExpertLinear, ShardedRouter
@@ -26,12 +27,12 @@ from trainer.tensor.layers import (
     ColumnLinear,
     Gradients,
     LowRank,
-    Region,
     RowLinear,
     ShardedPositionEmbedding,
     SumOverRanks,
     VocabularyEmbedding,
 )
+from trainer.tensor.region import Region
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Parallelizer:
     eight_bits: EightBitProduct | None = None  # of the blocks' matrices
     fused: FusedProducts | None = None  # of the same matrices
     balance: ExpertBalance | None = None  # of mixtures of experts
+    exchange: KeyExchange | HeadExchange | None = None  # of context ranks
     made: dict[nn.Parameter, ModelParameter] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[ModelParameter]:
@@ -65,8 +67,10 @@ class Parallelizer:
                     self._dispatch(part, path)
                 elif isinstance(part, AttentionCore):
                     self._share_heads(part, path)
-                elif isinstance(part, Prompts) and self.region.sequence_sharded:
-                    part.index = self.region.group.index
+                elif isinstance(part, Rotary):
+                    part.runs = self.region.whole_runs
+                elif isinstance(part, Prompts):
+                    part.runs = self.region.runs
                 elif type(part) is Dropout and part.p:
                     _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
         return list(self.made.values())
@@ -111,7 +115,8 @@ class Parallelizer:
     def _alone(self) -> Region:
         """Returns the region of a replicated matrix, which every rank multiplies with its own activations."""
         group = self.region.group
-        return Region(Group("alone", (group.rank,), group.rank, group.ledger), sequence_sharded=False)
+        alone = Group("alone", (group.rank,), group.rank, group.ledger)
+        return Region(alone, sequence_sharded=False, context=alone)
 
     def _low_rank(self, path: str, part: LowRankLinear, made: dict[str, nn.Parameter]) -> LowRank:
         mask = MatrixInputMask(part.dropout, f"{path}.lora", self.noise, self.region, part.cuts_inputs) if part.dropout else None
@@ -146,15 +151,22 @@ class Parallelizer:
         )
 
     def _share_heads(self, core: AttentionCore, path: str) -> None:
-        """Gives the core this tensor rank's heads, and dropout that depends on their global indices."""
+        """Gives the core this rank's heads, and dropout that depends on their global indices."""
         total, group, dropout = len(core.heads), self.region.group, core.dropout
-        width = total // group.size
-        core.heads = range(width * group.index, width * (group.index + 1))
-        if isinstance(dropout, Dropout) and dropout.p:
+        core.exchange = self.exchange
+        core.heads = _part(core.heads, group)
+        if isinstance(self.exchange, HeadExchange):
+            core.heads = _part(core.heads, self.region.context)
+        if isinstance(dropout, AttentionDropout) and dropout.p:
             core.dropout = ShardedAttentionDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total)
         sharded = core.dropout if isinstance(core.dropout, ShardedAttentionDropout) else None
         if sharded is not None or core.cap is not None:
             core.in_blocks = BlockAttention(sharded, core.window, core.cap)
+
+
+def _part(heads: range, group: Group) -> range:
+    width = len(heads) // group.size
+    return heads[width * group.index : width * (group.index + 1)]
 
 
 def _set(model: nn.Module, path: str, layer: nn.Module) -> None:

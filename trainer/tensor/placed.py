@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.models.attention import AttentionCore, Rotary, rotated
 from trainer.tensor.layers import ShardedPositionEmbedding
+from trainer.tensor.region import rows_at
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ class PlacedRotary(nn.Module):
 
     def __init__(self, rotary: Rotary, positions: Callable[[], Tensor]):
         super().__init__()
-        self.angles, self.positions = rotary.angles, positions
+        self.angles, self.runs, self.positions = rotary.angles, rotary.runs, positions
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotates both, [s, b, heads, d]. Angles are computed in fp64 and rounded."""
+        """Rotates both, [s, b, heads, d], of which this rank has its part of the sequence. Angles are computed in fp64 and rounded."""
         frequency = torch.tensor(self.angles.frequencies, dtype=torch.float64, device=query.device)
-        angle = self.positions().double()[..., None, None] * frequency  # [s, b, 1, r/2]
+        angle = rows_at(self.positions(), self.runs(query.shape[0])).double()[..., None, None] * frequency  # [s, b, 1, r/2]
         cos, sin = ((wave * self.angles.magnitude).to(query.dtype) for wave in (angle.cos(), angle.sin()))
         return rotated(query, cos, sin), rotated(key, cos, sin)
 
@@ -63,9 +64,8 @@ class PlacedPositions(nn.Module):
         self.weight, self.region, self.positions = plain.weight, plain.region, positions
 
     def forward(self, x: Tensor) -> Tensor:
-        """Adds positions to x [s or s/t, b, h]."""
-        first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0
-        return x + self.weight[self.positions()[first : first + x.shape[0]]]
+        """Adds positions to x [s, b, h], which is this rank's part of the sequence."""
+        return x + self.weight[rows_at(self.positions(), self.region.runs(x.shape[0]))]
 
 
 def place_embeddings(part: nn.Module, positions: Callable[[], Tensor]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -109,7 +109,7 @@ class Mesh:
         """Returns the same ranks with other axes: ``names``, the first changing fastest, are read as one coordinate, which ``parts`` cut
         anew, the first one changing fastest. Raises ``ValueError`` if the degrees do not multiply to the same, or a part ends inside a
         digit that it does not divide."""
-        digits = [digit for name in names for digit in self[name].digits if digit.size > 1]
+        digits = _joined(digit for name in names for digit in self[name].digits if digit.size > 1)
         made = []
         for name, degree in parts.items():
             taken, digits = _take(digits, degree)
@@ -140,6 +140,16 @@ class Mesh:
             return f"[{cell}]"
         nodes = sorted({r // ranks_per_node for r in ranks})
         return f"[{cell}]@{nodes[0]}" + (f"-{nodes[-1]}" if len(nodes) > 1 else "")
+
+
+def _joined(digits: Iterable[Digit]) -> list[Digit]:
+    """Joins digits that count on where the one before ends: they are one digit, which more degrees divide."""
+    joined: list[Digit] = []
+    for digit in digits:
+        if joined and digit.stride == joined[-1].size * joined[-1].stride:
+            digit = Digit(joined[-1].size * digit.size, joined.pop().stride)
+        joined.append(digit)
+    return joined
 
 
 def _take(digits: Sequence[Digit], degree: int) -> tuple[list[Digit], list[Digit]]:

@@ -58,7 +58,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Sharding factors over ``data`` replicas; each divides the next (``ValueError`` otherwise)."""
+    """Sharding factors over ``data`` ranks that have the same parameters; each divides the next (``ValueError`` otherwise)."""
 
     params: int
     grads: int
@@ -72,9 +72,9 @@ class Factors:
 
     @classmethod
     def of(cls, layout: LayoutConfig) -> Factors:
-        """Returns the factors of a resolved layout."""
+        """Returns the factors of a resolved layout, over its context and data ranks."""
         sharding = layout.sharding
-        return cls(sharding.params, sharding.grads, sharding.optimizer, layout.data or 1)
+        return cls(sharding.params, sharding.grads, sharding.optimizer, layout.context * (layout.data or 1))
 
     @classmethod
     def of_experts(cls, layout: LayoutConfig) -> Factors:

@@ -45,7 +45,6 @@ def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
     """Returns ``config`` with every derived value, checked for ``world_size`` ranks."""
     check_model(config.model)
     model = resolve_model(config.model)
-    _check_trained(config)
     _check_split(model, config.layout)  # the model's limits on any cluster are reported before those of this cluster
     layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
     optimizer = _with(
@@ -108,9 +107,9 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     check_model(config.model)
     if config.command is None and (name := untrained(config.model)) is not None:
         raise ConfigError(f"{name} can be planned but not trained here yet; use trainer=NAME of another trainer, or leave it out")
-    _check_trained(config)
     _check_own_experts(config)
     _check_split(config.model, config.layout)
+    _check_context(config)
     _check_world(config.layout, world_size)
     _check_schedule(config)
     _check_batch(config)
@@ -123,9 +122,10 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     _check_packing(config)
     check_tune(config.tune, config.model)
     check_tasks(config)
-    for name in ("deterministic", "async_tensor"):
-        if config.command is not None and getattr(config.run, name):
-            raise ConfigError(f"run.{name}=true is for our own trainer; leave it out for trainer={config.command.trainer}")
+    for name, usual in (("deterministic", False), ("async_tensor", False), ("context_exchange", "all_gather")):
+        if config.command is not None and (value := getattr(config.run, name)) != usual:
+            shown = str(value).lower()
+            raise ConfigError(f"run.{name}={shown} is for our own trainer; leave it out for trainer={config.command.trainer}")
     if config.run.warmup_steps >= config.run.steps:
         most = config.run.steps - 1
         raise ConfigError(
@@ -169,21 +169,27 @@ def _model_axes(layout: LayoutConfig) -> str:
     return " x ".join(words + [f"layout.context={layout.context}"] * (layout.context > 1))
 
 
-UNTRAINED_AXES = ("context",)
-"""Keys of a layout of which our own trainer supports one value."""
-
-
-def not_trained(name: str, value: int) -> ConfigError:
-    """Returns the refusal of a value of ``UNTRAINED_AXES`` for our own trainer: the same in planning, search and training."""
-    return ConfigError(
-        f"layout.{name}={value} is not trained by trainer=trireme yet; use 1, or a trainer that 'trireme trainers' lists with it"
-    )
-
-
-def _check_trained(config: TrainConfig) -> None:
-    for name in UNTRAINED_AXES:
-        if config.command is None and (value := getattr(config.layout, name)) != 1:
-            raise not_trained(name, value)
+def _check_context(config: ResolvedTrainConfig) -> None:
+    """Checks what our own trainer does with context ranks: they train and evaluate, and may exchange heads."""
+    layout, run, model = config.layout, config.run, config.model
+    if config.command is not None or layout.context == 1:
+        return
+    if run.task in ("generate", "inference"):
+        raise ConfigError(
+            f"layout.context={layout.context}: context ranks share sequences of training, and texts are generated token by token; use 1"
+        )
+    each = model.kv_heads // layout.tensor
+    if run.context_exchange == "all_to_all" and each % layout.context:
+        raise ConfigError(
+            f"run.context_exchange=all_to_all deals out the {each} key and value heads of a tensor rank to layout.context={layout.context} "
+            f"ranks, which do not divide them; use {listed(divisors(each))}, or all_gather"
+        )
+    for name, factor in (("params", layout.sharding.params), ("grads", layout.sharding.grads), ("optimizer", layout.sharding.optimizer)):
+        if layout.order != "tensor-data-pipeline" and factor % layout.context and layout.context % factor:
+            raise ConfigError(
+                f"layout.sharding.{name}={factor} neither divides layout.context={layout.context} nor is a multiple of it, which "
+                f"layout.order={layout.order} needs; change one of them"
+            )
 
 
 def _check_own_experts(config: ResolvedTrainConfig) -> None:

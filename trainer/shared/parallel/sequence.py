@@ -1,0 +1,41 @@
+"""Which positions of a sequence a rank holds: a few ranges. Pure numbers.
+
+Context ranks hold two pieces each, one as far from the start as the other is from the end (zig-zag). A query sees the keys before it, so
+two such pieces are equal work on every rank; one piece each would give the last rank almost twice the mean. Within a context rank's part,
+sequence parallelism cuts equal contiguous parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+Runs = tuple[range, ...]
+"""Ranges of positions, ascending: the rows of a tensor, one after the other."""
+
+
+def zigzag(length: int, degree: int, index: int) -> Runs:
+    """Returns the positions of context rank ``index`` of ``degree``, for sequences of ``length``. ``ValueError`` if 2 x degree does not
+    divide that."""
+    if degree == 1:
+        return (range(length),)
+    width, rest = divmod(length, 2 * degree)
+    if rest:
+        raise ValueError(f"{degree} context ranks need sequences of a multiple of {2 * degree}, not {length}")
+    first, last = width * index, length - width * (index + 1)
+    return (range(first, last + width),) if first + width == last else (range(first, first + width), range(last, last + width))
+
+
+def part(runs: Runs, parts: int, index: int) -> Runs:
+    """Returns the positions of one of so many equal parts of a tensor's rows; what is left behind the last part belongs to none."""
+    width = sum(map(len, runs)) // parts
+    start, stop = width * index, width * (index + 1)
+    cut = (run[max(start - rows.start, 0) : max(stop - rows.start, 0)] for rows, run in with_rows(runs))
+    return tuple(run for run in cut if run)
+
+
+def with_rows(runs: Runs) -> Iterator[tuple[slice, range]]:
+    """Yields each run behind the rows of the tensor that it describes."""
+    before = 0
+    for run in runs:
+        yield slice(before, before + len(run)), run
+        before += len(run)

@@ -1,0 +1,157 @@
+"""Context parallelism: attention of ranks that share sequences, of each of which they have two pieces
+(``trainer.shared.parallel.sequence``).
+
+    all_gather   every rank gets all keys and values, its own queries attend to them; backward sums their gradients over the ranks
+                 (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2)
+    all_to_all   every rank gets whole sequences of a part of the heads, and gives its outputs back (Jacobs et al. 2023, arXiv 2309.14509)
+
+With s tokens, queries of h numbers, keys and values of g each, a rank of c sends 2 s g (c - 1) / c in one and 2 s (h + g) (c - 1) / c^2
+in the other: keys and values are less while g (c - 1) < h, and any number of heads will do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.comm.collectives import Group
+from trainer.models.attention import AttentionCore
+from trainer.shared.parallel.sequence import with_rows, zigzag
+from trainer.tensor.layers import Gradients
+from trainer.tensor.region import Region, places
+
+
+class KeyExchange:
+    """Lets this rank's queries see the keys and values of all context ranks."""
+
+    def __init__(self, region: Region, gradients: Gradients):
+        self.region, self.gradients = region, gradients
+
+    def __call__(self, core: AttentionCore, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        own = torch.cat((key, value), -1)
+        every: Tensor = _Gathered.apply(own, self.region.context)
+        keys, values = every.split((key.shape[-1], value.shape[-1]), -1)
+        with self._lent(own.detach(), every) if core.gathers_again and own.requires_grad else contextlib.nullcontext():
+            return core.attend(query, keys, values, self.region.whole_runs(len(query)))
+
+    def _lent(self, own: Tensor, every: Tensor) -> contextlib.AbstractContextManager[None]:
+        """Inside, autograd keeps no view of ``every``, which was gathered from ``own``: backward gathers it again, once."""
+        place, counts, group = every.untyped_storage().data_ptr(), self.gradients.counts, self.region.context
+        missing, kept = 0, (own, counts(own))
+        held: list[Tensor] = []
+
+        def pack(saved: Tensor) -> tuple[Any, ...]:
+            nonlocal missing
+            if saved.untyped_storage().data_ptr() != place:
+                return saved, counts(saved)
+            missing += 1
+            return saved.shape, saved.stride(), saved.storage_offset()
+
+        def unpack(packed: tuple[Any, ...]) -> Tensor:
+            nonlocal missing
+            if isinstance(packed[0], Tensor):
+                return packed[0]
+            whole = held.pop() if held else gathered(kept[0], group)
+            missing -= 1
+            if missing:
+                held.append(whole)
+            return whole.as_strided(*packed)
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+class HeadExchange:
+    """Lets this rank attend in whole sequences with a part of its heads."""
+
+    def __init__(self, region: Region, gradients: Gradients):
+        self.region = region
+
+    def __call__(self, core: AttentionCore, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        group = self.region.context
+        parts = [x.unflatten(2, (group.size, -1)) for x in (query, key, value)]  # [s/c, b, c, heads/c, d]
+        every: Tensor = _Sequences.apply(torch.cat(parts, 3), group)  # [s, b, heads/c, d]
+        output = core.attend(*every.split([part.shape[3] for part in parts], 2))  # [s, b, width/c]
+        own: Tensor = _Parts.apply(output, group)
+        return own
+
+
+EXCHANGE_CLASSES: dict[str, type[KeyExchange | HeadExchange]] = {"all_gather": KeyExchange, "all_to_all": HeadExchange}
+"""By ``run.context_exchange``."""
+
+
+def gathered(own: Tensor, group: Group) -> Tensor:
+    """Returns whole sequences [s, ...] of the parts [s/c, ...] of context ranks."""
+    ranked = own.new_empty(len(own) * group.size, *own.shape[1:])
+    group.all_gather(ranked, own.contiguous()).wait()
+    return ranked[order(len(ranked), group, own.device)]
+
+
+def order(length: int, group: Group, device: torch.device) -> Tensor:
+    """Returns, for each position of a sequence, its row where the parts of all ranks follow each other."""
+    runs = [run for rank in range(group.size) for run in zigzag(length, group.size, rank)]
+    return places(tuple(range(rows.start, rows.stop) for rows, _ in sorted(with_rows(tuple(runs)), key=lambda pair: pair[1].start)), device)
+
+
+def by_rank(whole: Tensor, group: Group) -> Tensor:
+    """Returns the rows of sequences [s, ...] as those of rank after rank."""
+    return whole[places(tuple(run for rank in range(group.size) for run in zigzag(len(whole), group.size, rank)), whole.device)]
+
+
+class _Gathered(torch.autograd.Function):
+    """Parts of sequences [s/c, ...] to whole ones [s, ...]; gradients are summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return gathered(own, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ranked = by_rank(gradients[0], ctx.group)
+        own = ranked.new_empty(len(ranked) // ctx.group.size, *ranked.shape[1:])
+        ctx.group.reduce_scatter(own, ranked).wait()
+        return own, None
+
+
+def _to_sequences(parts: Tensor, group: Group) -> Tensor:
+    """[s/c, b, c, n, ...] -> [s, b, n, ...]: what rank i has for rank j is its part of a sequence, of the heads of j."""
+    sent = parts.movedim(2, 0).contiguous()
+    come = torch.empty_like(sent)
+    group.all_to_all(come, sent).wait()
+    whole = come.flatten(0, 1)
+    return whole[order(len(whole), group, whole.device)]
+
+
+def _to_parts(whole: Tensor, group: Group) -> Tensor:
+    """[s, b, n, ...] -> [s/c, b, c, n, ...]: the way back."""
+    sent = by_rank(whole, group).unflatten(0, (group.size, -1))
+    come = torch.empty_like(sent)
+    group.all_to_all(come, sent).wait()
+    return come.movedim(0, 2)
+
+
+class _Sequences(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _to_sequences(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _to_parts(gradients[0], ctx.group), None
+
+
+class _Parts(torch.autograd.Function):
+    """Outputs [s, b, n] of this rank's heads to [s/c, b, c n], those of all heads."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _to_parts(whole, group).flatten(2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _to_sequences(gradients[0].unflatten(2, (ctx.group.size, -1)), ctx.group), None
