@@ -17,6 +17,7 @@ POINTWISE = ("eager", "fused", "compiled")
 SELECTIVE = ("attention", "per_op", "norms", "products", "but_weights", "but_queries", "but_projections")
 PROGRAMS = ("none", "embedded", "command")
 TENSOR_OVERLAPS = ("none", "backward", "all")
+CONTEXT_WAYS = ("ring", "all_gather", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ class OverlapProfile:
     """Communication: its kind, its frequency, and its overlap with computation."""
 
     tensor: str = key("none", "tensor-parallel communication that overlaps matrix products", choices=TENSOR_OVERLAPS)
+    context: str = key("ring", "how context ranks see all keys: passed around behind attention, gathered before it, or by exchanging heads",
+        choices=CONTEXT_WAYS)
     regathers_inputs: bool = key(False, "sequence parallelism keeps inputs sharded and gathers them again in backward")
     gradients: bool = key(True, "gradient reduction overlaps backward")
     gathers: bool = key(True, "sharded parameters are prefetched while the block before is computed")

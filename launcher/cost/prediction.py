@@ -130,7 +130,7 @@ def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerPr
     chunk = run.loss_chunk_mb or LOSS_CHUNK_MB["cpu" if device.host else "cuda"]
     memory = replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20, logit_chunk_bytes=chunk * 2**20)
     numbers = replace(trainer.numbers, optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0))
-    overlap = replace(trainer.overlap, tensor="all") if run.async_tensor else trainer.overlap
+    overlap = replace(trainer.overlap, tensor="all" if run.async_tensor else trainer.overlap.tensor, context=run.context_exchange)
     return replace(trainer, numbers=numbers, kernels=kernels, memory=memory, overlap=overlap)
 
 

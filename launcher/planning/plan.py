@@ -32,6 +32,7 @@ LISTED = 1000
 """The number of fastest layouts whose covariances are computed, a square matrix of that size."""
 ASKED = "asked: does not have the values given for layout keys"
 SEQUENCES = "async: run.async_tensor is for layouts with sequence parallelism"
+HEADS = "exchange: run.context_exchange=all_to_all needs a multiple of context key and value heads on a tensor rank"
 VERDICTS = (
     "in",
     "edge: less likely than not to fit into memory",
@@ -130,6 +131,9 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     found = narrowed(within(limits or config.search.space), wanted or {}, lambda: within(config.search.space))
     if config.run.async_tensor and config.trainer.embedded:
         found = sharding_sequences(found)
+    if config.run.context_exchange == "all_to_all" and config.trainer.embedded:
+        heads = (config.model.kv_heads or config.model.heads) // found.table["tensor"]
+        found = kept(found, heads % found.table["context"] == 0, HEADS)
     cost = CostModel(config.cluster, config.trainer)
     case = cost.case(config.model, found.table, config.run, config.tune)
     predicted = estimate(case)
@@ -152,7 +156,7 @@ def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]], usual: Callable[
     if not keep.any():
         asked = " and ".join(describe(name, values) for name, values in wanted.items())
         raise ConfigError(f"no layout that obeys the rules has {asked} at once; give more values to one of them")
-    return Space(found.table[keep], found.dropped | ({ASKED: int((~keep).sum())} if not keep.all() else {}))
+    return kept(found, keep, ASKED)
 
 
 def refuse_pair(name: str, having: np.ndarray, wanted: Mapping[str, Sequence[Any]]) -> None:
@@ -172,7 +176,12 @@ def sharding_sequences(found: Space) -> Space:
     keep = found.table["sequence_parallel"]
     if not keep.any():
         raise ConfigError("run.async_tensor=true is for layouts with layout.sequence_parallel=true, and there are none; leave it out")
-    return Space(found.table[keep], found.dropped | ({SEQUENCES: int((~keep).sum())} if not keep.all() else {}))
+    return kept(found, keep, SEQUENCES)
+
+
+def kept(found: Space, keep: np.ndarray, reason: str) -> Space:
+    """Keeps some layouts of ``found``."""
+    return Space(found.table[keep], found.dropped | ({reason: int((~keep).sum())} if not keep.all() else {}))
 
 
 def judge(table: np.ndarray, predicted: Estimate) -> np.ndarray:

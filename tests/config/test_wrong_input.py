@@ -47,7 +47,16 @@ CASES = [
     (["layout.sequence_parallel=true", "layout.tensor=4", "model.seq=126"], "shards model.seq=126 over layout.tensor=4"),
     (["model.heads=5"], "model.heads=5 does not divide model.hidden=128"),
     (["model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=4; use 1, 2 or 4"),
-    (["layout.context=2"], "layout.context=2 is not trained by trainer=trireme yet; use 1, or a trainer that"),
+    (["layout.context=2", "run.task=generate"], "layout.context=2: context ranks share sequences of training, and texts are generated"),
+    (["layout.context=3"], "layout.context=3 cuts model.seq=128 in two pieces for each rank, one near its start and one near its end"),
+    (
+        ["model=llama_tiny", "layout.context=4", "run.context_exchange=all_to_all"],
+        "run.context_exchange=all_to_all deals out the 2 key and value heads of a tensor rank to layout.context=4 ranks, which do not",
+    ),
+    (
+        ["layout.context=2", "layout.data=3", "layout.sharding.optimizer=3", "layout.order=tensor-pipeline-data"],
+        "layout.sharding.optimizer=3 neither divides layout.context=2 nor is a multiple of it, which layout.order=tensor-pipeline-data",
+    ),
     (["run.warmup_steps=10"], "run.warmup_steps=10 leaves no step of run.steps=10 to measure; use 9 or less, or more steps"),
     (["run.steps=1"], "leaves no step of run.steps=1 to measure; use 0, or more steps"),
     (

@@ -14,7 +14,7 @@ from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import RECOMPUTE, TrainConfig
+from trainer.shared.run.schema import EXCHANGES, RECOMPUTE, TrainConfig
 
 RUNS, MORE = 8, 45  # of the gate, and of the campaign: of the first 200 one misses, 84, interleaved with dropout behind an embedding norm
 TOLERANCE = 0.03
@@ -106,6 +106,28 @@ def test_options_of_a_decoder_keep_the_bytes_that_are_predicted(name: str, preci
     predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=1, hardware=HARDWARE["cpu"])).counted
     within = 0.02 if model.get("attention") == "unfused" else 1e-3
     assert predicted["activations"] == pytest.approx(counted["activations"], rel=within)
+
+
+CONTEXTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "learned positions": ({"family": "gpt"}, {}),
+    "grouped keys that turn": ({"family": "llama", "kv_heads": 2}, {}),
+    "dropout, in blocks of queries": ({"family": "gpt", "dropout": 0.1}, {}),
+    "full recomputation": ({"family": "gpt"}, {"recompute": "full"}),
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_context_ranks_keep_the_bytes_that_are_predicted(name: str, exchange: str, farm: Farm) -> None:
+    """Of gathered keys and values only this rank's own."""
+    model, layout = CONTEXTS[name]
+    model = {"layers": 4, "hidden": 128, "heads": 4, "vocab": 1000, "seq": 64} | model
+    run = {"global_batch": 2, "warmup_steps": 0, "context_exchange": exchange}
+    plain = small(steps=1, model=model, run=run, micro_batch=2, context=2, **layout)
+    counted = farm.train(plain, 2).checked().result["memory"]
+    config = resolve(from_dict(TrainConfig, plain), 2)
+    predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=2, hardware=HARDWARE["cpu"])).counted
+    assert {part: predicted[part] for part in counted} == pytest.approx(counted, rel=5e-3)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])

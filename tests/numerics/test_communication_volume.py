@@ -24,13 +24,13 @@ MICRO = 4  # micro-batches of one replica
 X = S * H  # one activation
 
 
-def volumes(farm: Farm, **layout: Any) -> dict[str, tuple[float, float]]:
+def volumes(farm: Farm, exchange: str = "all_gather", **layout: Any) -> dict[str, tuple[float, float]]:
     """Calls and payload elements per step on rank 0."""
     data = layout.get("data", 1)
     config = small(
         steps=STEPS,
         model={"layers": LAYERS, "hidden": H, "heads": 4, "vocab": V, "seq": S, "tied": False},
-        run={"global_batch": MICRO * data, "bucket_mb": 100},
+        run={"global_batch": MICRO * data, "bucket_mb": 100, "context_exchange": exchange},
         **layout,
     )
     found = farm.train(config, ranks(layout)).checked().result["communication"]
@@ -128,6 +128,27 @@ def test_hybrid_sharding_reduces_shards_between_groups(farm: Farm) -> None:
     units = [padded(n, 2) for n in (*[BLOCK] * LAYERS, *ENDS.values())]
     found = volumes(farm, data=4, sharding=sharding(2, 2, 2))
     assert found["all_reduce over data replicas"] == (len(units), sum(units) / 2)
+
+
+def test_context_ranks_gather_keys_and_values_twice_and_scatter_their_gradients(farm: Farm) -> None:
+    """In backward they are gathered again. Gradients of all parameters are summed over the ranks."""
+    calls, each = MICRO * LAYERS, 2 * X  # keys and values of a whole sequence
+    assert volumes(farm, context=2) == {
+        "all_gather over context": (2 * calls, 2 * calls * each),
+        "reduce_scatter over context": (calls, calls * each),
+        "all_reduce over data replicas": (1, whole(1)),
+    }
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_is_recomputed_gathers_keys_and_values_as_often(farm: Farm, recompute: str) -> None:
+    assert volumes(farm, context=2, recompute=recompute)["all_gather over context"][0] == 2 * MICRO * LAYERS
+
+
+def test_context_ranks_that_exchange_heads_send_queries_keys_values_and_outputs(farm: Farm) -> None:
+    """Each way, of half a sequence the half of the heads that belongs to the other rank."""
+    found = volumes(farm, context=2, exchange="all_to_all")
+    assert found["all_to_all over context"] == (4 * MICRO * LAYERS, 2 * MICRO * LAYERS * 4 * X / 4)
 
 
 def test_wire_bytes_are_those_of_a_ring(farm: Farm) -> None:

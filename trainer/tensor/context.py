@@ -34,13 +34,16 @@ class KeyExchange:
         own = torch.cat((key, value), -1)
         every: Tensor = _Gathered.apply(own, self.region.context)
         keys, values = every.split((key.shape[-1], value.shape[-1]), -1)
-        with self._lent(own.detach(), every) if core.gathers_again and own.requires_grad else contextlib.nullcontext():
+        beside = query.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()  # what keeps the query keeps all three
+        parts = [part.detach() for part in ((key, value) if beside else (own,))]
+        again = core.gathers_again and core.alibi is None and own.requires_grad  # ALiBi widens keys and values: copies of its own
+        with self._lent(parts, every) if again else contextlib.nullcontext():
             return core.attend(query, keys, values, self.region.whole_runs(len(query)))
 
-    def _lent(self, own: Tensor, every: Tensor) -> contextlib.AbstractContextManager[None]:
-        """Inside, autograd keeps no view of ``every``, which was gathered from ``own``: backward gathers it again, once."""
+    def _lent(self, parts: list[Tensor], every: Tensor) -> contextlib.AbstractContextManager[None]:
+        """Inside, autograd keeps no view of ``every``, which was gathered from ``parts`` side by side: backward gathers it again, once."""
         place, counts, group = every.untyped_storage().data_ptr(), self.gradients.counts, self.region.context
-        missing, kept = 0, (own, counts(own))
+        missing, kept = 0, [(part, counts(part)) for part in parts]
         held: list[Tensor] = []
 
         def pack(saved: Tensor) -> tuple[Any, ...]:
@@ -54,7 +57,7 @@ class KeyExchange:
             nonlocal missing
             if isinstance(packed[0], Tensor):
                 return packed[0]
-            whole = held.pop() if held else gathered(kept[0], group)
+            whole = held.pop() if held else gathered(torch.cat([part for part, _ in kept], -1), group)
             missing -= 1
             if missing:
                 held.append(whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class Region:
     sequence_sharded: bool  # sequence parallelism
     context: Group
 
-    @cached_property
+    @property
     def parts(self) -> int:
         """Returns in how many parts tensor ranks share a sequence."""
         return self.group.size if self.sequence_sharded else 1

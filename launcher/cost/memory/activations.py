@@ -50,7 +50,7 @@ def block(case: Case) -> SavedActivations:
     core_again = (
         everything - kept - (inner + hidden / 2 + dropped(case) + case.tokens * case.shape.value_width / case.tensor * narrow(case))
     )
-    again = np.maximum(np.where(full > 0, block_again, core_again), 0.0)
+    again = np.maximum(np.where(full > 0, block_again + lent(case), core_again), 0.0)
     return SavedActivations(everything, full * stored + (1 - full) * kept, again)
 
 
@@ -141,7 +141,26 @@ def projections(case: Case) -> Array:
         return case.tokens * elements / case.tensor + latents
     grouped = np.asarray(s.kv_heads) != s.heads
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
-    return case.tokens * (elements + copied * w) / case.tensor + latents
+    # context ranks exchange copies, and join or exchange outputs, which a flash kernel keeps as they were
+    exchanged = s.value_width if kernel(case) in FLASH else np.where(grouped, s.query_width, 0)
+    copied = np.where(case.context > 1, exchanged, copied)
+    return case.tokens * (elements + copied * w) / case.tensor + latents + masks(case)
+
+
+def masks(case: Case) -> Array:
+    """Masks of the keys that each of a context rank's two pieces of a sequence sees, of as many bytes as a score, on a CPU: kernels of GPUs
+    need none (trainer/models/attention.py, ``_fused``)."""
+    if not case.device.host or kernel(case) not in FLASH or case.trainer.overlap.context != "all_gather":
+        return np.zeros_like(case.tokens)
+    piece = case.shape.seq / (2 * case.context)
+    return np.where(case.context > 1, piece * (case.shape.seq + piece) * case.width, 0.0)
+
+
+def lent(case: Case) -> Array:
+    """Keys and values of whole sequences, while a block that was recomputed runs backward; others gather them again when they need them
+    (trainer/tensor/context.py)."""
+    every = case.tokens * case.context * (case.shape.key_width + case.shape.read_width) / case.tensor * case.width
+    return np.where((case.context > 1) & (case.trainer.overlap.context == "all_gather"), every, 0.0)
 
 
 def rotary_tables(case: Case) -> Array:
@@ -181,6 +200,8 @@ def bias_columns(case: Case) -> Array:
     if not (s.linear_biases and case.trainer.memory.copied_heads):
         return 0.0
     wider = COLUMNS * (s.heads + s.kv_heads)
+    if case.trainer.overlap.context == "all_gather":  # to keys and values that were gathered
+        wider = wider + (case.context - 1) * (s.kv_width + COLUMNS * s.kv_heads)
     copied = 2 * wider + s.query_width if kernel(case) in FLASH else wider + s.query_width + s.kv_width
     return case.tokens * copied / case.tensor * case.width
 

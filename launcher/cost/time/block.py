@@ -194,9 +194,18 @@ def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) ->
 
 
 def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackward:
-    """Exposed passing of keys and values around the context ring, behind attention itself (Liu et al. 2023, arXiv 2310.01889)."""
-    payload = case.tokens * (case.shape.key_width + case.shape.read_width) / case.tensor * case.width * case.context
-    ring = collectives.all_gather(case.device, case.constants, case.context_group, payload)
+    """Exposed communication of context ranks: keys and values that pass around a ring behind attention itself (Liu et al. 2023, arXiv
+    2310.01889), or are gathered before it, again in backward of a block that was not recomputed, and have their gradients scattered; or
+    heads that change places (Jacobs et al. 2023, arXiv 2309.14509)."""
+    machine, each = (case.device, case.constants, case.context_group), case.tokens / case.tensor * case.width
+    payload = each * (case.shape.key_width + case.shape.read_width)
+    if case.trainer.overlap.context == "all_to_all":
+        there = collectives.all_to_all(*machine, payload + each * case.shape.turned_width)
+        both = there + collectives.all_to_all(*machine, each * case.shape.value_width)
+        return both, both
+    ring = collectives.all_gather(*machine, payload * case.context)
+    if case.trainer.overlap.context == "all_gather":
+        return ring, (1 - case.recomputed_blocks) * ring + collectives.reduce_scatter(*machine, payload * case.context)
     return np.maximum(ring - forward, 0.1 * ring), np.maximum(2 * ring - backward, 0.2 * ring)
 
 

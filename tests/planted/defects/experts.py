@@ -55,8 +55,8 @@ DEFECTS = [
     Defect(
         "the balance of a sequence is that of a rank's part of it",
         PARALLEL,
-        "            dispatcher.region.group.all_reduce(load).wait()\n",
-        "",
+        "for group in (dispatcher.region.group, dispatcher.region.context):",
+        "for group in ():",
         LAYOUTS,
     ),
     Defect(

@@ -26,7 +26,7 @@ def zigzag(length: int, degree: int, index: int) -> Runs:
 
 
 def part(runs: Runs, parts: int, index: int) -> Runs:
-    """Returns the positions of one of so many equal parts of a tensor's rows; what is left behind the last part belongs to none."""
+    """Returns the positions of one of so many equal parts of a tensor's rows; rows behind the last part belong to none."""
     width = sum(map(len, runs)) // parts
     start, stop = width * index, width * (index + 1)
     cut = (run[max(start - rows.start, 0) : max(stop - rows.start, 0)] for rows, run in with_rows(runs))
