@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import small_runs
 from tests.farm import Farm, Finished
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `doomed`
@@ -49,8 +52,7 @@ def config(directory: Path, precision: str = "fp64", model: dict[str, Any] | Non
 
 
 def ranks(settings: dict[str, Any]) -> int:
-    layout = settings["layout"]
-    return layout.get("tensor", 1) * layout.get("pipeline", 1) * layout.get("data", 1)
+    return small_runs.ranks(settings["layout"])
 
 
 def train(farm: Farm, settings: dict[str, Any], attempt: int = 0, out: Path | None = None) -> Finished:
@@ -129,6 +131,7 @@ PAIRS = [
     ("gpt", {}, {"tensor": 2, "pipeline": 2, "data": 2}),
     ("gpt", {"data": 4, "sharding": (2, 2, 4)}, {"tensor": 2, "sequence_parallel": True}),
     ("llama", {"tensor": 2, "data": 2, "sharding": (1, 2, 2)}, {"pipeline": 4}),
+    ("llama", {"context": 2, "data": 2, "sharding": (2, 2, 4)}, {"tensor": 2, "context": 2}),
     ("bloom", {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved"}, {"data": 2, "sharding": (2, 2, 2)}),
 ]
 """Family (gpt and bloom tie the head to the embedding), layout before, layout after. No tensor degree divides the 101 tokens."""
@@ -152,6 +155,43 @@ def test_another_layout_resumes_where_the_first_stopped(
     assert first.keys() == second.keys()
     for name in first:
         torch.testing.assert_close(second[name], first[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+MIXTURE = {"family": "llama", "layers": 4, "experts": {"count": 4, "ffn": 16, "correction": 0.01, "balance_loss": 0.1}}
+
+
+def drawn_layout(dice: random.Random) -> dict[str, Any]:
+    """A layout of 1 to 4 ranks whose experts and context ranks may be any."""
+    degrees: dict[str, int] = {}
+    while math.prod(degrees.values()) not in (1, 2, 4) or not degrees:
+        degrees = {name: dice.choice([1, 1, 2, 4]) for name in ("tensor", "context", "data", "pipeline")}
+    shared, folded = degrees["context"] * degrees["data"], degrees["context"] * degrees["data"] * degrees["tensor"]
+    params, grads, optimizer = sorted(dice.choice([n for n in (1, 2, 4) if n <= shared]) for _ in range(3))
+    schedule = dice.choice(["1f1b", "zero_bubble"])
+    return {
+        **degrees,
+        "expert": dice.choice([n for n in (1, 2, 4) if n <= folded]),
+        "sharding": (params, grads, optimizer),
+        "schedule": schedule,
+    }
+
+
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.campaign("checkpoints")) for n in range(1, 40))])
+def test_a_killed_mixture_resumes_under_other_context_and_expert_ranks(
+    farm: Farm, tmp_path: Path, number: int, pytestconfig: pytest.Config
+) -> None:
+    dice = random.Random(f"{pytestconfig.getoption('--layout-seed')}/{number}")
+    before, after = drawn_layout(dice), drawn_layout(dice)
+    straight = train(farm, config(tmp_path / "a", model=MIXTURE)).checked()
+    killed = doom(farm, "killed_in_step", config(tmp_path / "b", model=MIXTURE, **before), step=7, wait_for="step-00000005-start-0")
+    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [5], before
+    resumed = train(farm, config(tmp_path / "b", model=MIXTURE, **after), attempt=1, out=killed.directory).checked()
+    assert resumed.result["losses"] == pytest.approx(straight.result["losses"], rel=1e-9), (before, after)
+    assert resumed.result["grad_norms"] == pytest.approx(straight.result["grad_norms"], rel=1e-9), (before, after)
+    first, second = saved(tmp_path / "a"), saved(tmp_path / "b")
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-9, atol=1e-11, msg=f"{name}: {before}, {after}")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved"},
     {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}, "recompute": "full"},
     {"pipeline": 2, "schedule": "zero_bubble", "micro_batch": 2},
+    {"tensor": 2, "context": 2, "sequence_parallel": True},
 ]
 HELD_OUT = 0.25
 

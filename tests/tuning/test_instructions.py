@@ -94,6 +94,22 @@ def test_exact_matches_are_the_held_out_answers_that_greedy_decoding_gives(data:
     assert (sums.rows, sums.exact) == (8, int(right.sum())) and 0 < sums.exact < 8
 
 
+def test_a_row_is_answered_where_all_context_ranks_have_it_right(farm: Farm, data: dict[str, Any], tmp_path: Path) -> None:
+    """Answers lie on both ranks; those of two words are learnt, the others not."""
+    lines = [json.dumps(example | {"answer": "no" if i % 4 == 0 else "it is 3"}) for i, example in enumerate(EXAMPLES)]
+    (tmp_path / "two.jsonl").write_text("\n".join(lines))
+    config = run_of(data | {"held_out": 0.65, "source": str(tmp_path / "two.jsonl")}, micro_batch=2)
+    config["run"] |= {"steps": 16, "checkpoint": {"dir": str(tmp_path / "saved"), "every": 16}}
+    farm.train(config, 1).checked()
+    found = []
+    for layout in ({}, {"context": 2}):
+        config = config | {"layout": config["layout"] | layout, "run": config["run"] | {"task": "evaluate"}}
+        found.append(farm.train(config, ranks(layout)).checked().result["evaluation"])
+    one, two = found
+    assert 0 < one["exact_match"] < 1 and two["exact_match"] == one["exact_match"]
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-10) and two["tokens"] == one["tokens"]
+
+
 def test_the_named_field_gives_way_before_the_answer(data: dict[str, Any]) -> None:
     wide, narrow = opened(data), opened(data, seq=40)
     assert [len(row[row >= 0]) for row in narrow.rows] == [len(row[row >= 0]) for row in wide.rows]

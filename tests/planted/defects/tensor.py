@@ -41,8 +41,8 @@ DEFECTS = [
     Defect(
         "every part of a sequence begins at position 0",
         LAYERS,
-        "first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0",
-        "first = 0",
+        "rows_at(self.weight, self.region.runs(x.shape[0]))",
+        "rows_at(self.weight, (range(x.shape[0]),))",
         LAYOUTS,
     ),
     Defect(
@@ -55,8 +55,8 @@ DEFECTS = [
     Defect(
         "each part of a sequence drops the same elements",
         DROPOUT,
-        "first = x.shape[0] * self.region.group.index if self.region.sequence_sharded else 0",
-        "first = 0",
+        "places(self.region.runs(x.shape[0]), x.device), x.shape[0]",
+        "places((range(x.shape[0]),), x.device), x.shape[0]",
         LAYOUTS,
     ),
     Defect(
@@ -111,8 +111,8 @@ DEFECTS = [
     Defect(
         "a block of queries looks one position too far back",
         BLOCKS,
-        "hidden = hidden | (place <= place[rows, None] - self.window)",
-        "hidden = hidden | (place < place[rows, None] - self.window)",
+        "hidden = hidden | (place <= own - self.window)",
+        "hidden = hidden | (place < own - self.window)",
         "tests/numerics/test_plain_oracle.py",
     ),
     Defect(

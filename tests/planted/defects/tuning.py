@@ -45,8 +45,8 @@ DEFECTS = [
     Defect(
         "each part of a sequence begins with virtual tokens",
         "trainer/tensor/parallelize.py",
-        "part.index = self.region.group.index",
-        "part.index = 0",
+        "part.runs = self.region.runs",
+        "part.runs = lambda rows: (range(rows),)",
         LAYOUTS,
     ),
     Defect(

@@ -1,0 +1,126 @@
+"""Context ranks: positions, exchange, gradients, balance. Silent mistakes of this kind are the most that other trainers have had."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+REGION, EXCHANGE, BATCHES = "trainer/tensor/region.py", "trainer/tensor/context.py", "trainer/batches.py"
+PIECES, GROUPS, BLOCKS = "trainer/shared/parallel/sequence.py", "trainer/comm/groups.py", "trainer/tensor/block_attention.py"
+NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
+LAYOUTS = f"{NUMBER}[2] {NUMBER}[3] {NUMBER}[4]"
+RECORDED = "tests/numerics/test_communication_volume.py"
+
+DEFECTS = [
+    Defect(
+        "positions are counted within a rank",
+        REGION,
+        "return zigzag(rows * self.context.size, self.context.size, self.context.index)",
+        "return (range(rows),)",
+        LAYOUTS,
+    ),
+    Defect(
+        "a part of a rank's sequence begins where the rank's does",
+        REGION,
+        "self.parts, self.group.index if self.sequence_sharded else 0)",
+        "self.parts, 0)",
+        LAYOUTS,
+    ),
+    Defect(
+        "gradients of keys and values are those of a rank's own queries",
+        EXCHANGE,
+        "        ctx.group.reduce_scatter(own, ranked).wait()\n",
+        "        own.copy_(ranked.chunk(ctx.group.size)[ctx.group.index])\n",
+        LAYOUTS,
+    ),
+    Defect(
+        "gradients of keys and values are averaged",
+        EXCHANGE,
+        "        return own, None\n\n\ndef _to_sequences",
+        "        return own / ctx.group.size, None\n\n\ndef _to_sequences",
+        LAYOUTS,
+    ),
+    Defect(
+        "keys stay in the order of ranks",
+        EXCHANGE,
+        "return ranked[order(len(ranked), group, own.device)]",
+        "return ranked",
+        LAYOUTS,
+    ),
+    Defect(
+        "outputs of heads go back in the order of the sequence",
+        EXCHANGE,
+        "sent = by_rank(whole, group).unflatten",
+        "sent = whole.unflatten",
+        LAYOUTS,
+    ),
+    Defect(
+        "gathered keys are kept for backward",
+        EXCHANGE,
+        "if again else contextlib",
+        "if not again else contextlib",
+        RECORDED,
+    ),
+    Defect(
+        "a query of the second piece sees no key between the pieces",
+        "trainer/models/attention.py",
+        "(rows, slice(run.stop)) for rows",
+        "(rows, slice(rows.stop)) for rows",
+        LAYOUTS,
+    ),
+    Defect(
+        "dropout of attention counts positions within a rank's sequence",
+        "trainer/tensor/dropout.py",
+        "length, weights.device)\n",
+        "keys, weights.device)\n",
+        LAYOUTS,
+    ),
+    Defect(
+        "dropout in blocks counts queries from the start of the piece",
+        BLOCKS,
+        "places = range(before + block.start, before + block.stop)",
+        "places = range(block.start, before + block.stop)[: len(block)]",
+        LAYOUTS,
+    ),
+    Defect(
+        "targets are those of the first tokens",
+        BATCHES,
+        "return rows_at(self.rows[micro_batch, 1:], self.runs)",
+        "return rows_at(self.rows[micro_batch, 1:], (range(sum(map(len, self.runs))),))",
+        LAYOUTS,
+    ),
+    Defect(
+        "gradients are summed over data ranks alone",
+        GROUPS,
+        "shared_at=_index(world.rank, by_level, Factors.of(layout)),",
+        'shared_at=mesh.coordinates(world.rank)["data"],',
+        LAYOUTS,
+    ),
+    Defect(
+        "context ranks all attend with the first heads' dropout and slopes",
+        "trainer/tensor/parallelize.py",
+        "            core.heads = _part(core.heads, self.region.context)\n",
+        "            core.heads = core.heads[: len(core.heads) // self.region.context.size]\n",
+        LAYOUTS,
+    ),
+    Defect(
+        "the balance of a sequence is that of a context rank's part of it",
+        "trainer/tensor/experts.py",
+        "for group in (dispatcher.region.group, dispatcher.region.context):",
+        "for group in (dispatcher.region.group,):",
+        LAYOUTS,
+    ),
+    Defect(
+        "a row is answered if a rank has its part right",
+        "trainer/tensor/cross_entropy.py",
+        "    context.all_reduce(wrong).wait()\n",
+        "",
+        "tests/tuning/test_instructions.py",
+    ),
+    Defect(
+        "the work of context ranks is not equal",
+        PIECES,
+        "first, last = width * index, length - width * (index + 1)",
+        "first, last = 2 * width * index, 2 * width * index + width",
+        "tests/shared/test_sequence.py",
+    ),
+]
