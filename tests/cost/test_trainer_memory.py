@@ -108,6 +108,30 @@ def test_options_of_a_decoder_keep_the_bytes_that_are_predicted(name: str, preci
     assert predicted["activations"] == pytest.approx(counted["activations"], rel=within)
 
 
+MIXTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "two of four": ({}, {}),
+    "one of four, beside shared ones with a gate": ({"active": 1, "shared_ffn": 128, "shared_gate": True}, {}),
+    "three of four, sigmoids, a dense block first": ({"active": 3, "router": "sigmoid", "correction": 0.1, "dense_layers": 1}, {}),
+    "recomputed": ({}, {"recompute": "full"}),
+    "over tensor ranks": ({"forced": True}, {"tensor": 2, "expert": 2}),
+    "over data ranks": ({"forced": True}, {"data": 2, "expert": 2}),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_keeps_the_bytes_that_are_predicted(name: str, farm: Farm) -> None:
+    experts, layout = MIXTURES[name]
+    mixture = {"count": 4, "active": 2, "ffn": 128} | experts
+    model = {"family": "llama", "layers": 4, "hidden": 128, "heads": 4, "ffn": 256, "vocab": 1000, "seq": 64, "experts": mixture}
+    run = {"global_batch": 2 * layout.get("data", 1), "warmup_steps": 0}
+    plain = small(steps=1, model=model, run=run, micro_batch=2, **layout)
+    counted = farm.train(plain, ranks(layout)).checked().result["memory"]
+    config = resolve(from_dict(TrainConfig, plain), ranks(layout))
+    cluster = ClusterConfig(gpus_per_node=ranks(layout), hardware=HARDWARE["cpu"])
+    predicted = predict(config.model, config.layout, config.run, cluster).counted
+    assert {part: predicted[part] for part in counted} == pytest.approx(counted, rel=1e-2)
+
+
 CONTEXTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "learned positions": ({"family": "gpt"}, {}),
     "grouped keys that turn": ({"family": "llama", "kv_heads": 2}, {}),

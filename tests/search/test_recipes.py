@@ -21,13 +21,14 @@ TUNED = [path.stem for path in FILES if "\ntune:" in path.read_text()]
 RECIPES = [path.stem for path in FILES if path.stem not in TUNED]
 SIZES = {
     "gpt3_126m": 126e6, "gpt3_1.3b": 1.3e9, "gpt3_5b": 5e9, "gpt3_20b": 20e9, "gpt3_40b": 40e9, "gpt3_175b": 175e9, "mt_nlg_530b": 530e9,
-    "gpt_1t": 1.008e12, "llama_7b": 6.74e9, "llama_13b": 13.0e9, "llama_30b": 32.5e9, "llama_65b": 65.3e9, "bloom_176b": 176.2e9,
+    "gpt_moe_1.3b_128": 52e9, "gpt_1t": 1.008e12, "llama_7b": 6.74e9, "llama_13b": 13.0e9, "llama_30b": 32.5e9, "llama_65b": 65.3e9, "bloom_176b": 176.2e9,
 }  # fmt: skip
+UNPUBLISHED = {"gpt_moe_1.3b_128"}  # only of a trainer that drops tokens
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_steps.yaml").read_text())
 
 
 def test_there_is_a_recipe_for_each_published_model() -> None:
-    assert set(RECIPES) == set(SIZES) == set(PUBLISHED)
+    assert set(RECIPES) == set(SIZES) == {*PUBLISHED, *UNPUBLISHED}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -39,7 +40,7 @@ def test_a_recipe_is_a_valid_run_of_the_size_in_its_name_that_fits(name: str) ->
     assert predict(config.model, config.layout, config.run, config.cluster).fits > 0.9
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_what_is_published_of_a_recipe_is_what_the_cost_model_predicts(name: str) -> None:
     expected = PUBLISHED[name]
     config = resolve(compose([f"recipe={name}", *expected.get("overrides", [])]))
