@@ -96,7 +96,10 @@ def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
     parts[WEIGHTS] = parts[WEIGHTS] + np.where(sharded, gathered * case.width, 0.0)
     parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.reduced_last, every * case.reduce_bytes * case.shape.trained, 0.0)
     if f.memory.pooled_buffers:
-        arriving = np.where(sharded, pair + ends * (1 + twice), _filling(case, dense, pair / 2, ends))
+        expert = getattr(held.expert, kind)
+        full = _filling(case, dense, pair / 2 - expert / np.maximum(blocks, 1), ends) + _filling_experts(case, expert, blocks)
+        # of a block with experts those and the rest arrive in turn, and a buffer is free when its size comes again
+        arriving = np.where(sharded, pair / (1 if case.shape.experts is None else 2) + ends * (1 + twice), full)
         parts[GRADIENTS] = parts[GRADIENTS] + np.where(case.field("grads") > 1, arriving, 0.0) * (
             case.width if case.wide else case.gradient_bytes
         )
@@ -115,6 +118,12 @@ def _filling(case: Case, parameters: Array, block: Array, ends: Array) -> Array:
     at_end = np.where(ends > 0, np.where(apart, 1, 2) * (ends + chunk), 0.0)
     single = np.where(case.chunks > 1, at_end + 2 * chunk, np.where(apart | (case.micro_batches == 1), 1, 2) * parameters)
     return np.where(parameters <= capacity, single, np.minimum(parameters, np.maximum(block, 4 * capacity) + ends))
+
+
+def _filling_experts(case: Case, experts: Array, blocks: Array) -> Array:
+    """The same of experts, which have buckets of their own: each of their buckets has travelled when the next of its size fills."""
+    capacity = case.trainer.memory.bucket_bytes / 4
+    return np.where(experts <= capacity, experts, np.minimum(experts, np.maximum(experts / np.maximum(blocks, 1), 2 * capacity)))
 
 
 def _ends(case: Case, kind: str) -> Array:
