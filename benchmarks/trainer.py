@@ -2,6 +2,7 @@
 
     python benchmarks/trainer.py                       # CPU: tokens per CPU-second, summed over ranks
     python benchmarks/trainer.py --model cpu_small        # where less is computed per message and per call
+    python benchmarks/trainer.py --model cpu_moe          # a mixture of experts; cpu_long: long sequences, context ranks
     python benchmarks/trainer.py --peers deepspeed olmo   # adds peers, if they are installed
     python benchmarks/trainer.py --device cuda            # GPUs, one per rank, bf16: tokens per second and MFU
     python benchmarks/trainer.py --device cuda --model 1.3B --peers nanogpt --nanogpt FOLDER    # beside a checkout of nanoGPT
@@ -36,11 +37,22 @@ sys.path.insert(0, str(ROOT))
 MODELS: dict[str, dict[str, Any]] = {
     "cpu": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 50304, "seq": 256, "tied": False},
     "cpu_small": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 4096, "seq": 256, "tied": False},
+    "cpu_moe": {
+        "family": "llama",
+        "layers": 4,
+        "hidden": 256,
+        "heads": 4,
+        "vocab": 4096,
+        "seq": 256,
+        "tied": False,
+        "experts": {"count": 8, "active": 2, "ffn": 512},
+    },
+    "cpu_long": {"family": "llama", "layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "vocab": 4096, "seq": 4096, "tied": False},
     "126M": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 2048, "tied": False},
     "124M": {"family": "gpt", "layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 1024, "tied": True},
     "1.3B": {"family": "gpt", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 50304, "seq": 2048, "tied": True},
 }
-BATCHES = {"cpu": (16, 4), "cpu_small": (16, 4), "126M": (64, 8), "124M": (32, 16), "1.3B": (8, 4)}
+BATCHES = {"cpu": (16, 4), "cpu_small": (16, 4), "cpu_moe": (16, 4), "cpu_long": (2, 1), "126M": (64, 8), "124M": (32, 16), "1.3B": (8, 4)}
 """Sequences of a step and of a micro-batch."""
 WARMUP = {"cpu": 1, "cuda": 3}
 """First steps left out; on GPU blocks are compiled in them."""
@@ -64,6 +76,21 @@ OURS = [
     Contestant("trireme pipeline=2", "ours", 2, {"pipeline": 2, "balance": "cost"}, 1.0),
     Contestant("trireme data=2 ZeRO-3", "ours", 2, {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}, 0.85),
 ]
+OURS_FOR = {
+    "cpu_moe": [
+        Contestant("trireme 1", "ours", 1, {}, 1.0),
+        Contestant("trireme data=2", "ours", 2, {"data": 2}),
+        Contestant("trireme data=2 expert=2", "ours", 2, {"data": 2, "expert": 2}),
+        Contestant("trireme tensor=2 expert=2", "ours", 2, {"tensor": 2, "expert": 2}),
+    ],
+    "cpu_long": [
+        Contestant("trireme 1", "ours", 1, {}, 1.0),
+        Contestant("trireme data=2", "ours", 2, {"data": 2}),
+        Contestant("trireme context=2", "ours", 2, {"context": 2}),
+        Contestant("trireme tensor=2 + sequence", "ours", 2, {"tensor": 2, "sequence_parallel": True}),
+    ],
+}
+"""In place of those, for models that have another question."""
 PLAIN = Contestant("plain PyTorch loop", "plain")
 PEERS = {
     "nanogpt": [Contestant("nanoGPT, compiled", "nanogpt")],
@@ -129,7 +156,7 @@ def peak_tflops(device: str, precision: str) -> float | None:
 
 
 def contestants(arguments: argparse.Namespace) -> list[Contestant]:
-    found = [PLAIN, *(c for c in OURS if not arguments.only or arguments.only in c.name)]
+    found = [PLAIN, *(c for c in OURS_FOR.get(arguments.model, OURS) if not arguments.only or arguments.only in c.name)]
     for peer in arguments.peers:
         module, package = PACKAGES.get(peer, ("", ""))
         if module and importlib.util.find_spec(module) is None:
