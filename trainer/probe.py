@@ -38,7 +38,7 @@ from trainer.step import Engine
 
 Figures = dict[str, Any]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-OPERATION = "all_reduce", "all_gather", "reduce_scatter"
+OPERATION = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 
 
 @dataclass(frozen=True)
@@ -332,10 +332,12 @@ class Probe:
 
 
 def _collective(group: Group, operation: str, whole: Tensor, shard: Tensor) -> Callable[[], None]:
+    come = torch.empty_like(whole)
     calls: dict[str, Callable[[], Pending]] = {
         "all_reduce": lambda: group.all_reduce(whole),
         "all_gather": lambda: group.all_gather(whole, shard),
         "reduce_scatter": lambda: group.reduce_scatter(shard, whole),
+        "all_to_all": lambda: group.all_to_all(come, whole),
     }
     return lambda: calls[operation]().wait()
 

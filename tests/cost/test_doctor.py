@@ -28,14 +28,16 @@ from launcher.cost.calibration import COPY, _exchange, _product, hardware, measu
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
 from tests.cost.machines import HARDWARE, layout, mixed
-from trainer.probe import groups_of, pair_of
+from trainer.probe import OPERATION, groups_of, pair_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 
 SHAPES = ((64, 64, 64), (64, 256, 64), (256, 256, 256), (256, 1024, 256), (512, 512, 1024))
-KINDS = [(name, *group) for name in ("all_reduce", "all_gather", "reduce_scatter") for group in ((2, 2), (4, 4), (2, 1), (8, 4))]
+KINDS = [
+    (name, *group) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") for group in ((2, 2), (4, 4), (2, 1), (8, 4))
+]
 KINDS += [("send", 2, 2), ("send", 2, 1)]
 TINY = ModelConfig(layers=8, hidden=128, heads=4, vocab=512, seq=64)
 
@@ -181,7 +183,7 @@ def test_doctor_measures_this_machine_into_a_file_that_plan_reads(
     assert "all_reduce over 2 ranks" in captured.err and document["file"] == "runs/hardware/here.yaml"
     assert found.peak_tflops["fp32"] > 1e-4 and found.sustained_tflops["fp32"] <= found.peak_tflops["fp32"]
     assert found.memory_bandwidth_gbs and found.cores == len(os.sched_getaffinity(0))
-    assert {one["operation"] for one in found.calibration["exchanges"]} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert {one["operation"] for one in found.calibration["exchanges"]} == {*OPERATION, "send"}
     assert {one["operation"] for one in found.calibration["waking"]} == {"all_reduce", "all_gather", "send"}
     assert compose(["hardware=here"]).cluster.hardware == found
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == ["runs/hardware/here.yaml"]

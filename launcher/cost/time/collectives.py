@@ -81,7 +81,8 @@ def all_to_all(device: Device, constants: Constants, group: PlacedGroup, payload
     only the fraction ``beyond`` travels where copies for the same domain are made there."""
     near, away = (group.near - 1) / group.size, beyond * (group.size - group.near) / group.size
     slow = np.maximum(near / (device.link_of(group.near) * constants.link), away / (device.network * constants.network))
-    return np.where(group.size > 1, latency(device, constants, group) + payload * slow, 0.0)
+    seconds = (latency(device, constants, group) + payload * slow) * missed(device, "all_to_all", group, payload)
+    return np.where(group.size > 1, seconds, 0.0)
 
 
 def send(device: Device, constants: Constants, remote: Array, payload: Array) -> Array:
