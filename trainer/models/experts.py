@@ -121,7 +121,8 @@ class Dispatched:
 
     rows: Tensor  # [R, h]
     sizes: list[int]  # of each expert here
-    inverse: Tensor  # [T K]: the row of each token's copies, where they were sent from
+    order: Tensor  # [T K]: the copy of each row, where they were sent from
+    inverse: Tensor  # [T K]: the row of each token's copies, there
 
 
 def by_expert(experts: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +147,7 @@ class Dispatcher(nn.Module):
     def dispatch(self, tokens: Tensor, experts: Tensor, count: int) -> Dispatched:
         """Copies each token once for each of its ``experts`` [T, K]."""
         order, inverse = by_expert(experts)
-        return Dispatched(tokens[order // experts.shape[1]], experts.flatten().bincount(minlength=count).tolist(), inverse)
+        return Dispatched(tokens[order // experts.shape[1]], experts.flatten().bincount(minlength=count).tolist(), order, inverse)
 
     def combine(self, rows: Tensor, sent: Dispatched) -> Tensor:
         """Returns the experts' outputs in the order of tokens, [T K, h]."""

@@ -60,23 +60,21 @@ class ExpertDispatcher(Dispatcher):
         rows = _Copies.apply(tokens, order, inverse, experts.shape[1])
         sizes = experts.flatten().bincount(minlength=count)
         if self.group.size == 1:
-            return Dispatched(rows, sizes.tolist(), inverse)
+            return Dispatched(rows, sizes.tolist(), order, inverse)
         sent = sizes.view(self.group.size, -1)
         received = torch.empty_like(sent)  # [ranks, experts here]
         self.group.all_to_all(received, sent).wait()
         to, come = (counts.tolist() for counts in torch.stack((sent, received)).cpu())
         route = Route(self.group, [sum(counts) for counts in to], [sum(counts) for counts in come])
         names = torch.arange(received.shape[1], device=rows.device).repeat(self.group.size)
-        order, back = by_expert(names.repeat_interleave(received.flatten(), output_size=sum(route.come)))
-        rows = _Permuted.apply(_Exchanged.apply(rows, route), order, back)
-        return Travelled(rows, [sum(counts) for counts in zip(*come)], inverse, route, order, back)
+        arrived, back = by_expert(names.repeat_interleave(received.flatten(), output_size=sum(route.come)))
+        rows = _Permuted.apply(_Exchanged.apply(rows, route), arrived, back)
+        return Travelled(rows, [sum(counts) for counts in zip(*come)], order, inverse, route, arrived, back)
 
     def combine(self, rows: Tensor, sent: Dispatched) -> Tensor:
         if isinstance(sent, Travelled):
-            rows = _Exchanged.apply(_Permuted.apply(rows, sent.back, sent.order), sent.route.reversed)
-        order = torch.empty_like(sent.inverse)
-        order[sent.inverse] = torch.arange(len(order), device=order.device)
-        combined: Tensor = _Permuted.apply(rows, sent.inverse, order)
+            rows = _Exchanged.apply(_Permuted.apply(rows, sent.back, sent.arrived), sent.route.reversed)
+        combined: Tensor = _Permuted.apply(rows, sent.inverse, sent.order)
         return combined
 
 
@@ -101,10 +99,11 @@ class Route:
 
 @dataclass(frozen=True)
 class Travelled(Dispatched):
-    """Rows that have come from all ranks, in the order of the experts here: ``order`` of the rows as they came, ``back`` its inverse."""
+    """Rows that have come from all ranks, in the order of the experts here: that of the rows as they ``arrived``, and ``back`` its
+    inverse."""
 
     route: Route
-    order: Tensor
+    arrived: Tensor
     back: Tensor
 
 
