@@ -139,7 +139,10 @@ PAIRS = [
 
 @pytest.mark.parametrize(
     ("family", "before", "after"),
-    [pytest.param(*pair, marks=[pytest.mark.campaign("checkpoints")] * (pair[0] == "bloom" or not pair[1])) for pair in PAIRS],
+    [
+        pytest.param(*pair, marks=[pytest.mark.campaign("checkpoints")] * (pair[0] == "bloom" or not pair[1] or "context" in pair[1]))
+        for pair in PAIRS
+    ],
     ids=str,
 )
 def test_another_layout_resumes_where_the_first_stopped(
