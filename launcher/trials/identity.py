@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,13 @@ from trainer.shared.run.read import to_dict
 from trainer.shared.run.rules import FIRST_KEYS, resolve_model
 from trainer.shared.run.schema import ModelConfig, TuneConfig
 
+NEWER_THAN_STAGES = [("run", "context_exchange", "all_gather")]
+"""Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [
-    ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False),
-    ("run", "context_exchange", "all_gather"), ("data", "task", None),
-    ("data", "pack", False), ("cluster", "setup_may_fail", []),
+    ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),
+    ("data", "pack", False), ("cluster", "setup_may_fail", []), *NEWER_THAN_STAGES,
 ]  # fmt: skip
-"""Keys that came later, with the value under which all is as before: trials of versions without them keep their id."""
+"""The same of trials, whose ids are older."""
 
 
 def trial_id(config: Config) -> str:
@@ -53,12 +55,17 @@ def trial_id(config: Config) -> str:
     place: dict[str, Any] = {name: value for name, value in to_dict(config.cluster).items() if name not in config.cluster.passing}
     place["hardware"] = config.cluster.hardware.name
     content["cluster"] = place
-    for section, name, usual in _NEWER:
-        if content[section].get(name, ...) == usual:
-            del content[section][name]
+    leave_out(content, _NEWER)
     content["model"] = model_content(content["model"])
     read = digests(config)  # none for most trials, which keep the id that they had before
     return digest(content | ({"reads": read} if read else {}))
+
+
+def leave_out(content: dict[str, Any], newer: Iterable[tuple[str, str, Any]]) -> None:
+    """Removes the ``newer`` keys of sections that are as usual."""
+    for section, name, usual in newer:
+        if content[section].get(name, ...) == usual:
+            del content[section][name]
 
 
 def model_content(model: dict[str, Any]) -> dict[str, Any]:

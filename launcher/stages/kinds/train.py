@@ -15,7 +15,7 @@ from launcher.config.rules import check_answers, with_paths
 from launcher.config.trainers import OWN
 from launcher.stages import predicted
 from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage, Stage, StagePlan, check_tokenizer
-from launcher.trials.identity import model_content
+from launcher.trials.identity import NEWER_THAN_STAGES, leave_out, model_content
 from trainer.shared.corpora.examples import check_examples
 from trainer.shared.corpora.index import TOKENIZER, check_corpus
 from trainer.shared.records.artifacts import CHECKPOINTS, ArtifactKind
@@ -65,6 +65,7 @@ class RunStage(Stage):
         """Returns the settings that decide a run's result, without folders and without where and how it is watched."""
         content = to_dict(config.train_config())
         content["model"] = model_content(content["model"])
+        leave_out(content, NEWER_THAN_STAGES)
         del content["tracking"], content["requests"]
         for name in ("path", "source", "pattern", "text_key", "vocab"):
             del content["data"][name]
