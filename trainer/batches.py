@@ -53,7 +53,7 @@ class TokenBatch:
 
     @property
     def targets(self) -> Tensor:
-        """How many targets this rank's tokens have."""
+        """Returns the number of targets of this rank's tokens."""
         return (self.every_wanted >= 0).sum()
 
     @property

@@ -132,8 +132,7 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     if config.run.async_tensor and config.trainer.embedded:
         found = sharding_sequences(found)
     if config.run.context_exchange == "all_to_all" and config.trainer.embedded:
-        heads = (config.model.kv_heads or config.model.heads) // found.table["tensor"]
-        found = kept(found, heads % found.table["context"] == 0, HEADS)
+        found = exchanging_heads(found, config.model.kv_heads or config.model.heads)
     cost = CostModel(config.cluster, config.trainer)
     case = cost.case(config.model, found.table, config.run, config.tune)
     predicted = estimate(case)
@@ -177,6 +176,17 @@ def sharding_sequences(found: Space) -> Space:
     if not keep.any():
         raise ConfigError("run.async_tensor=true is for layouts with layout.sequence_parallel=true, and there are none; leave it out")
     return kept(found, keep, SEQUENCES)
+
+
+def exchanging_heads(found: Space, heads: int) -> Space:
+    """Keeps the layouts of ``found`` whose context ranks can be dealt out ``heads``, of keys and values, of a tensor rank."""
+    keep = heads // found.table["tensor"] % found.table["context"] == 0
+    if not keep.any():
+        raise ConfigError(
+            f"run.context_exchange=all_to_all deals out the {heads} key and value heads of the model, and no layout has a tensor x context "
+            "that divides them; use all_gather, or another layout.context"
+        )
+    return kept(found, keep, HEADS)
 
 
 def kept(found: Space, keep: np.ndarray, reason: str) -> Space:

@@ -41,7 +41,7 @@ _NEWER = [
     ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),
     ("data", "pack", False), ("cluster", "setup_may_fail", []), *NEWER_THAN_STAGES,
 ]  # fmt: skip
-"""The same of trials, whose ids are older."""
+"""Keys that came after trials had ids, likewise."""
 
 
 def trial_id(config: Config) -> str:

@@ -71,6 +71,12 @@ def test_every_planned_layout_of_our_own_trainer_resolves_whatever_its_context(f
         resolve(dataclasses.replace(config, layout=found.layout(i)))
 
 
+def test_heads_that_no_layout_can_exchange_are_refused_in_one_line() -> None:
+    words = ["model=llama_tiny", "hardware=h100", "cluster.gpus_per_node=8", "run.global_batch=8", "run.context_exchange=all_to_all"]
+    with pytest.raises(ConfigError, match="deals out the 2 key and value heads of the model, and no layout has a tensor x context"):
+        plan(compose(words), wanted={"context": [4]}, limits=dataclasses.replace(compose(words).search.space, max_context=4))
+
+
 def test_a_trainer_that_cannot_be_told_of_context_refuses_it(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer=HF Trainer.* cannot be told layout\.context=2;|cannot be told layout\.context=2;"):
         plan(compose([f"model.from={folder}", "trainer=huggingface", *NODES]), wanted={"context": [2]})

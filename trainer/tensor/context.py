@@ -12,6 +12,7 @@ in the other: keys and values are less while g (c - 1) < h, and any number of he
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from trainer.shared.parallel.sequence import with_rows, zigzag
 from trainer.tensor.layers import Gradients
 from trainer.tensor.region import Region, places
 
+Way = Callable[[Tensor, Group], Tensor]
+"""A tensor of this rank to one that other ranks have a share in, or back."""
+
 
 class KeyExchange:
     """Lets this rank's queries see the keys and values of all context ranks."""
@@ -32,7 +36,7 @@ class KeyExchange:
 
     def __call__(self, core: AttentionCore, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         own = torch.cat((key, value), -1)
-        every: Tensor = _Gathered.apply(own, self.region.context)
+        every: Tensor = _ThereAndBack.apply(own, self.region.context, gathered, scattered)
         keys, values = every.split((key.shape[-1], value.shape[-1]), -1)
         beside = query.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()  # what keeps the query keeps all three
         parts = [part.detach() for part in ((key, value) if beside else (own,))]
@@ -75,10 +79,10 @@ class HeadExchange:
     def __call__(self, core: AttentionCore, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         group = self.region.context
         parts = [x.unflatten(2, (group.size, -1)) for x in (query, key, value)]  # [s/c, b, c, heads/c, d]
-        every: Tensor = _Sequences.apply(torch.cat(parts, 3), group)  # [s, b, heads/c, d]
+        every: Tensor = _ThereAndBack.apply(torch.cat(parts, 3), group, to_sequences, to_parts)  # [s, b, heads/c, d]
         output = core.attend(*every.split([part.shape[3] for part in parts], 2))  # [s, b, width/c]
-        own: Tensor = _Parts.apply(output, group)
-        return own
+        own: Tensor = _ThereAndBack.apply(output, group, to_parts, to_sequences)  # [s/c, b, c, width/c]
+        return own.flatten(2)
 
 
 EXCHANGE_CLASSES: dict[str, type[KeyExchange | HeadExchange]] = {"all_gather": KeyExchange, "all_to_all": HeadExchange}
@@ -103,24 +107,16 @@ def by_rank(whole: Tensor, group: Group) -> Tensor:
     return whole[places(tuple(run for rank in range(group.size) for run in zigzag(len(whole), group.size, rank)), whole.device)]
 
 
-class _Gathered(torch.autograd.Function):
-    """Parts of sequences [s/c, ...] to whole ones [s, ...]; gradients are summed over the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return gathered(own, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        ranked = by_rank(gradients[0], ctx.group)
-        own = ranked.new_empty(len(ranked) // ctx.group.size, *ranked.shape[1:])
-        ctx.group.reduce_scatter(own, ranked).wait()
-        return own, None
+def scattered(whole: Tensor, group: Group) -> Tensor:
+    """Returns this rank's part [s/c, ...] of the sum of all ranks' sequences [s, ...]."""
+    ranked = by_rank(whole, group)
+    own = ranked.new_empty(len(ranked) // group.size, *ranked.shape[1:])
+    group.reduce_scatter(own, ranked).wait()
+    return own
 
 
-def _to_sequences(parts: Tensor, group: Group) -> Tensor:
-    """[s/c, b, c, n, ...] -> [s, b, n, ...]: what rank i has for rank j is its part of a sequence, of the heads of j."""
+def to_sequences(parts: Tensor, group: Group) -> Tensor:
+    """Exchanges the heads of all ranks in parts of sequences [s/c, b, c, n, ...] for this rank's heads in whole ones [s, b, n, ...]."""
     sent = parts.movedim(2, 0).contiguous()
     come = torch.empty_like(sent)
     group.all_to_all(come, sent).wait()
@@ -128,33 +124,22 @@ def _to_sequences(parts: Tensor, group: Group) -> Tensor:
     return whole[order(len(whole), group, whole.device)]
 
 
-def _to_parts(whole: Tensor, group: Group) -> Tensor:
-    """[s, b, n, ...] -> [s/c, b, c, n, ...]: the way back."""
+def to_parts(whole: Tensor, group: Group) -> Tensor:
+    """Undoes ``to_sequences``."""
     sent = by_rank(whole, group).unflatten(0, (group.size, -1))
     come = torch.empty_like(sent)
     group.all_to_all(come, sent).wait()
     return come.movedim(0, 2)
 
 
-class _Sequences(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return _to_sequences(parts, group)
+class _ThereAndBack(torch.autograd.Function):
+    """One of these ways; gradients take the other."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _to_parts(gradients[0], ctx.group), None
-
-
-class _Parts(torch.autograd.Function):
-    """Outputs [s, b, n] of this rank's heads to [s/c, b, c n], those of all heads."""
+    def forward(ctx: Any, x: Tensor, group: Group, there: Way, back: Way) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(x, group)
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return _to_parts(whole, group).flatten(2)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _to_sequences(gradients[0].unflatten(2, (ctx.group.size, -1)), ctx.group), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradients[0], ctx.group), None, None, None

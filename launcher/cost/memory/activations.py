@@ -148,8 +148,8 @@ def projections(case: Case) -> Array:
 
 
 def masks(case: Case) -> Array:
-    """Masks of the keys that each of a context rank's two pieces of a sequence sees, of as many bytes as a score, on a CPU: kernels of GPUs
-    need none (trainer/models/attention.py, ``_fused``)."""
+    """Returns bytes of masks of the keys that each of a context rank's two pieces of a sequence sees, of as many bytes as a score, on a
+    CPU: kernels of GPUs need none (trainer/models/attention.py, ``_fused``)."""
     if not case.device.host or kernel(case) not in FLASH or case.trainer.overlap.context != "all_gather":
         return np.zeros_like(case.tokens)
     piece = case.shape.seq / (2 * case.context)
@@ -157,8 +157,8 @@ def masks(case: Case) -> Array:
 
 
 def lent(case: Case) -> Array:
-    """Keys and values of whole sequences, while a block that was recomputed runs backward; others gather them again when they need them
-    (trainer/tensor/context.py)."""
+    """Returns bytes of keys and values of whole sequences, while a block that was recomputed runs backward; others gather them again when
+    they need them (trainer/tensor/context.py)."""
     every = case.tokens * case.context * (case.shape.key_width + case.shape.read_width) / case.tensor * case.width
     return np.where((case.context > 1) & (case.trainer.overlap.context == "all_gather"), every, 0.0)
 

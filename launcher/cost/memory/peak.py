@@ -121,7 +121,7 @@ def _filling(case: Case, parameters: Array, block: Array, ends: Array) -> Array:
 
 
 def _filling_experts(case: Case, experts: Array, blocks: Array) -> Array:
-    """The same of experts, which have buckets of their own: each of their buckets has travelled when the next of its size fills."""
+    """Returns elements of the buckets that gradients of experts fill: each has travelled when the next of its size fills."""
     capacity = case.trainer.memory.bucket_bytes / 4
     return np.where(experts <= capacity, experts, np.minimum(experts, np.maximum(experts / np.maximum(blocks, 1), 2 * capacity)))
 

@@ -28,15 +28,15 @@ DEFECTS = [
     Defect(
         "gradients of keys and values are those of a rank's own queries",
         EXCHANGE,
-        "        ctx.group.reduce_scatter(own, ranked).wait()\n",
-        "        own.copy_(ranked.chunk(ctx.group.size)[ctx.group.index])\n",
+        "    group.reduce_scatter(own, ranked).wait()\n",
+        "    own.copy_(ranked.chunk(group.size)[group.index])\n",
         LAYOUTS,
     ),
     Defect(
         "gradients of keys and values are averaged",
         EXCHANGE,
-        "        return own, None\n\n\ndef _to_sequences",
-        "        return own / ctx.group.size, None\n\n\ndef _to_sequences",
+        "    return own\n\n\ndef to_sequences",
+        "    return own / group.size\n\n\ndef to_sequences",
         LAYOUTS,
     ),
     Defect(
