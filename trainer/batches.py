@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from trainer.build import Rank
 from trainer.data import Dataset
 from trainer.data.prefetch import Prefetch
-from trainer.models.encoder_decoder import PairTokens
 from trainer.pipeline.compile import compiles
 from trainer.prompts import task_shares, with_task
+from trainer.shared.parallel.boundary import PairTokens
 from trainer.shared.parallel.sequence import Runs
 from trainer.shared.parallel.shards import vocabulary_rows
 from trainer.shared.run.rules import micro_batches
@@ -31,7 +31,7 @@ from trainer.tensor.region import rows_at
 class TokenBatch:
     """A replica's tokens of one step (``trainer.pipeline.runtime.Batch``)."""
 
-    rows: Tensor | None  # [micro-batches, s + 1, b]; a position without a target holds the complement of its token; first, what is read
+    rows: Tensor | None  # [micro-batches, s + 1, b]; a position without a target holds the complement of its token
     runs: Runs  # positions of this rank's tokens
     step: int
     first_row: int  # in the global batch
@@ -44,7 +44,7 @@ class TokenBatch:
     logit_cap: float | None = None
     shares: Tensor | None = None  # [micro-batches, b]: what a target of each row counts, where tasks are tuned at once
     tasks: int = 1  # in the global batch
-    read: int = 0  # tokens that an encoder reads: the first of a row
+    read: int = 0  # tokens that an encoder reads: the first of a row, before those that are written
 
     def tokens(self, micro_batch: int) -> Tensor | PairTokens:
         assert self.rows is not None
@@ -154,7 +154,7 @@ def known(rows: Tensor) -> Tensor:
 
 
 def texts_of(config: ResolvedTrainConfig) -> Callable[[Tensor], Any] | None:
-    """Returns what says of a micro-batch's rows which tokens belong together; None where all tokens of a row do."""
+    """Returns a function that finds in a micro-batch's rows the tokens that belong together; None where all tokens of a row do."""
     if config.data.pack:
         return PackedTextStarts.of
     if config.model.encoder_layers and config.data.kind == "instructions":

@@ -25,12 +25,11 @@ from trainer.shared.corpora.index import (
     check_sample,
     corpus_name,
     prepare_command,
-    text_seq,
     windows,
-    written_of,
 )
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import DataConfig, ModelConfig
+from trainer.shared.run.spans import text_seq, written_of
 
 
 class Dataset(Protocol):

@@ -1,4 +1,5 @@
-"""Span corruption (Raffel et al. 2020, section 3.1.4): an encoder reads a text with holes, a decoder writes what was in them.
+"""Span corruption (Raffel et al. 2020, section 3.1.4): an encoder reads a text with holes, and a decoder writes the
+missing spans.
 
 Which spans are masked is a function of the seed and the sample's number alone, as its text is. A row holds the tokens that are read, then
 those that are written behind the one that begins them.
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 
 from trainer.data.permutation import key_of, permute
 from trainer.shared.corpora.index import TOKENIZER, CorpusIndex, words_of
-from trainer.shared.corpora.spans import SENTINELS, masked
 from trainer.shared.records.named_tokens import named_tokens
 from trainer.shared.run.schema import DataConfig
+from trainer.shared.run.spans import SENTINELS, masked
 
 SENTINEL = "<extra_id_{}>"
 """Word of a sentinel in the tokenizers of T5 and mT5; where a tokenizer has none, sentinels are numbered behind its words."""

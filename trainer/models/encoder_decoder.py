@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,19 +21,12 @@ from torch import Tensor, nn
 from trainer.models.attention import Attention, AttentionCore, causal_mask, kept
 from trainer.models.layers import MLP, Dropout, Init, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding, norm
 from trainer.models.transformer import EMBEDDING_WEIGHT, Head, Loss, Transformer, embedding_std
-from trainer.shared.parallel.boundary import BiasedStreamTensors, StreamTensors
+from trainer.shared.parallel.boundary import BiasedStreamTensors, PairTokens, StreamTensors
 from trainer.shared.parallel.placement import Shard
 from trainer.shared.run.schema import ResolvedModelConfig
 
 ENCODER, DECODER = 0, 1
 """Stacks, by their place in the tables of relative positions."""
-
-
-class PairTokens(NamedTuple):
-    """The tokens of a micro-batch."""
-
-    read: Tensor  # [e, b]
-    written: Tensor  # [d, b], each behind the one that it follows
 
 
 class RelativeTable(ParameterModule):
@@ -129,7 +122,7 @@ class StackCore(AttentionCore):
         return output.permute(2, 0, 1, 3).flatten(2)
 
     def _bias(self, query: Tensor, key: Tensor, tables: Tensor | None) -> Tensor | None:
-        """Returns what is added to scores: biases of positions, and -inf where a key is not seen."""
+        """Returns the biases of scores: those of positions, and -inf for keys that are not seen."""
         count, keys = query.shape[-2], key.shape[-2]
         places = count, keys, self.causal, query.device
         visible = None if self.visible is None else self.visible()

@@ -17,12 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.shared.corpora.spans import SENTINELS, SHORTEST, masked, raw_tokens, written_tokens
-from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.schema import DataConfig, ModelConfig
+from trainer.shared.run.spans import SENTINELS, SHORTEST, masked, raw_tokens, text_seq, written_of, written_tokens
 
 FORMAT = 2
 SAMPLE_BLOCKS, SAMPLE_BLOCK_BYTES = 256, 2**16
@@ -78,20 +77,8 @@ def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
     return index
 
 
-def written_of(model: ModelConfig) -> int | None:
-    """Returns how many tokens of a sample the decoder of a model with an encoder writes; None for other models."""
-    if not FAMILIES[model.family].encoder_decoder:
-        return None
-    return model.decoder_seq or written_tokens(model.seq)
-
-
-def text_seq(model: ModelConfig) -> int:
-    """Returns the tokens of text that a sample is made of: more than an encoder reads of them."""
-    return model.seq if written_of(model) is None else raw_tokens(max(model.seq, SHORTEST))
-
-
 def _check_spans(data: DataConfig, model: ModelConfig, index: CorpusIndex) -> None:
-    """Checks that the model has a token for each masked span, and room for what is written."""
+    """Checks that the model has a token for each masked span, and room for the tokens that are written."""
     spans = masked(text_seq(model))[1]
     if model.seq < SHORTEST or spans > SENTINELS:
         longest = (

@@ -29,6 +29,13 @@ class BiasedStreamTensors(NamedTuple):
     tables: Any  # [stacks, buckets, heads]
 
 
+class PairTokens(NamedTuple):
+    """The tokens that the first part of such a network embeds."""
+
+    read: Any  # by the encoder, [e, b]
+    written: Any  # [d, b], of which each predicts the next
+
+
 Boundary = BoundaryTensors | StreamTensors | BiasedStreamTensors
 BY_HEADS = frozenset({"tables"})
 """Fields of which each tensor rank has the part of its heads. Of the others all have the same, or parts of the sequence."""

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from trainer.shared.corpora.spans import written_tokens
 from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
@@ -30,6 +29,7 @@ from trainer.shared.run.schema import (
     RopeConfig,
     TrainConfig,
 )
+from trainer.shared.run.spans import written_tokens
 from trainer.shared.run.tuning import PROMPTS, check_tasks, check_tune, virtual_tokens
 
 T = TypeVar("T")

@@ -118,12 +118,6 @@ class ModelConfig:
     family: str = key(next(iter(FAMILIES)), "architecture: " + ", ".join(each.title or each.name for each in FAMILIES.values()),
         choices=tuple(FAMILIES))
     layers: int = key(4, "transformer blocks, of an encoder and its decoder together", minimum=1, maximum=100_000)
-    encoder_layers: Optional[int] = key(None, "how many of them, from the first, are an encoder's; null = by family (t5: half; others: none)",
-        minimum=0, maximum=100_000)
-    decoder_seq: Optional[int] = key(None, "t5: tokens that the decoder writes, while model.seq counts those that the encoder reads; null = as many as "
-        "span corruption leaves", minimum=0, maximum=MOST)
-    relative_buckets: int = key(32, "positions=relative: rows of the table of biases", minimum=4, maximum=1_000_000)
-    relative_distance: int = key(128, "positions=relative: distance from which on all keys share a row", minimum=2, maximum=MOST)
     hidden: int = key(128, "width of the residual stream", minimum=1, maximum=10_000_000)
     heads: int = key(4, "attention heads", minimum=1, maximum=10_000_000)
     kv_heads: Optional[int] = key(None, "key/value heads (grouped-query attention); null = heads", minimum=1, maximum=10_000_000)
@@ -159,6 +153,12 @@ class ModelConfig:
     residual_scale: float = key(1.0, "factor of what attention and MLP add to the residual stream", above=0)
     logit_scale: float = key(1.0, "factor of logits", above=0)
     predicted_tokens: int = key(0, "further tokens that modules at the end predict (planned, not trained yet)", minimum=0, maximum=100)
+    encoder_layers: Optional[int] = key(None, "how many of them, from the first, are an encoder's; null = by family (t5: half; others: none)",
+        minimum=0, maximum=100_000)
+    decoder_seq: Optional[int] = key(None, "t5: tokens that the decoder writes, while model.seq counts those that the encoder reads; null = as many as "
+        "span corruption leaves", minimum=0, maximum=MOST)
+    relative_buckets: int = key(32, "positions=relative: rows of the table of biases", minimum=4, maximum=1_000_000)
+    relative_distance: int = key(128, "positions=relative: distance from which on all keys share a row", minimum=2, maximum=MOST)
     rope: RopeConfig = key(RopeConfig, "scaling of rotary positions")
     experts: ExpertsConfig = key(ExpertsConfig, "mixture of experts")
     latent: LatentConfig = key(LatentConfig, "multi-head latent attention")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.schema import ModelConfig
+
 NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
 """Share of tokens that are masked, and the mean length of a masked span: those of T5 and mT5."""
 SENTINELS = 100
@@ -37,3 +40,15 @@ def written_tokens(seq: int) -> int:
     if seq < SHORTEST:
         return seq
     return sum(masked(raw_tokens(seq))) + 1
+
+
+def written_of(model: ModelConfig) -> int | None:
+    """Returns how many tokens of a sample the decoder of a model with an encoder writes; None for other models."""
+    if not FAMILIES[model.family].encoder_decoder:
+        return None
+    return model.decoder_seq or written_tokens(model.seq)
+
+
+def text_seq(model: ModelConfig) -> int:
+    """Returns the tokens of text that a sample is made of: more than an encoder reads of them."""
+    return model.seq if written_of(model) is None else raw_tokens(max(model.seq, SHORTEST))
