@@ -34,7 +34,7 @@ def timeline(case: Case, split: Sequence[int] | None = None, most: int = MOST_SP
     layout = case.table[0]
     p, v, m = int(layout["pipeline"]), int(layout["virtual_pipeline"]), int(case.micro_batches[0])
     shown = min(m, max(2, most // (2 * p * v) // p) * p)  # whole rounds of the pipeline, so that its end looks as it does
-    times = model.stage_times(case, stages.held(case, split), block.times(case))
+    times = model.stage_times(case, stages.held(case, split), block.of_stacks(case))
     schedule = build(SCHEDULES[int(layout["schedule"])], p, v, shown)
     return SimulatedTimeline(simulate(schedule, _per_stage(times, p, v, _head_at_once(case))), v, shown, m)
 
