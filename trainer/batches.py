@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +30,7 @@ class TokenBatch:
     """A replica's tokens of one step (``trainer.pipeline.runtime.Batch``)."""
 
     rows: Tensor | None  # [micro-batches, s + 1, b]; a position without a target holds the complement of its token
-    runs: Runs  # positions of this rank's tokens
+    runs: Callable[[], Runs]  # positions of this rank's tokens, now
     step: int
     first_row: int  # in the global batch
     size: int  # b
@@ -43,13 +45,13 @@ class TokenBatch:
 
     def tokens(self, micro_batch: int) -> Tensor:
         assert self.rows is not None
-        rows = rows_at(self.rows[micro_batch], self.runs)
+        rows = rows_at(self.rows[micro_batch], self.runs())
         return torch.where(rows < 0, ~rows, rows)
 
     def wanted(self, micro_batch: int) -> Tensor:
         """Returns the targets of those tokens, negative where there is none."""
         assert self.rows is not None
-        return rows_at(self.rows[micro_batch, 1:], self.runs)
+        return rows_at(self.rows[micro_batch, 1:], self.runs())
 
     @property
     def targets(self) -> Tensor:
@@ -60,7 +62,7 @@ class TokenBatch:
     def every_wanted(self) -> Tensor:
         """Returns the targets of all micro-batches, [s, micro-batches, b]."""
         assert self.rows is not None
-        return rows_at(self.rows[:, 1:].transpose(0, 1), self.runs)
+        return rows_at(self.rows[:, 1:].transpose(0, 1), self.runs())
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
         return head_loss(x, *self.compared(head, micro_batch))
@@ -122,7 +124,7 @@ class BatchReader:
         chunk, fused = run.loss_chunk_mb or LOSS_CHUNK_MB[device.type], compiles(run.compile, device)
         weight = loss_scale / self.tokens
         sizes, cap = (step, self.first, self.size), self.config.model.logit_cap
-        own = self.rank.region.whole_runs(self.config.model.seq // self.config.layout.context)
+        own = partial(self.rank.region.whole_runs, self.config.model.seq // self.config.layout.context)
         return TokenBatch(here, own, *sizes, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack, cap)
 
     def _with_shares(self, batch: TokenBatch, start: int) -> TokenBatch:

@@ -47,6 +47,21 @@ def seen_keys(seq: Any, window: Any) -> Any:
     return seq - beyond**2 / seq
 
 
+def seen_pairs(positions: int, window: int | None) -> int:
+    """Returns the keys that the first so many queries of a sequence see, up to their own, summed over the queries."""
+    near = positions if window is None else min(positions, window)
+    return near * (near + 1) // 2 + (positions - near) * near
+
+
+def work_up_to(model: ResolvedModelConfig, positions: int) -> float:
+    """Returns the FLOPs of forward and backward of all blocks on the first positions of a sequence, each query with the keys that it sees.
+    Backward of the attention core has 5 products where forward has 2, as its kernels compute the scores again (Dao 2023, arXiv 2307.08691,
+    section 3.1.2)."""
+    matrices = sum(_block_weights(model, block) for block in range(model.layers))
+    pairs = sum(seen_pairs(positions, model.window_of(block)) for block in range(model.layers))
+    return float(training_flops(matrix_flops(positions, matrices)) + 3.5 * 4 * pairs * model.query_width)
+
+
 def core_flops(model: ResolvedModelConfig, block: int) -> float:
     """Returns the forward FLOPs of the attention core of one block on one sequence."""
     return float(attention_core_flops(model.seq, model.query_width) * seen_keys(model.seq, model.window_of(block)) / model.seq)
@@ -54,9 +69,13 @@ def core_flops(model: ResolvedModelConfig, block: int) -> float:
 
 def block_flops(model: ResolvedModelConfig, block: int) -> float:
     """Returns the forward FLOPs of one block on one sequence."""
-    weights = attention_weights(model.hidden, model.query_width, model.kv_width)
-    weights += mixture_weights(model) if model.mixes(block) else mlp_weights(model.hidden, model.ffn, model.gated)
-    return float(matrix_flops(model.seq, weights)) + core_flops(model, block)
+    return float(matrix_flops(model.seq, _block_weights(model, block))) + core_flops(model, block)
+
+
+def _block_weights(model: ResolvedModelConfig, block: int) -> int:
+    """Returns the elements of the matrices of one block that a token visits."""
+    inner = mixture_weights(model) if model.mixes(block) else mlp_weights(model.hidden, model.ffn, model.gated)
+    return int(attention_weights(model.hidden, model.query_width, model.kv_width) + inner)
 
 
 def mixture_weights(model: ResolvedModelConfig) -> int:
