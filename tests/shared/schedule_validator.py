@@ -38,7 +38,9 @@ def _check_complete(rank: int, actions: list[Action], chunks: int, micro_batches
     expected += Counter((kind, c, -1, 0) for kind in (Kind.GATHER, Kind.REDUCE) for c in range(chunks))
     for wrong in (expected - counts) + (counts - expected):
         kind, chunk, micro_batch, part = wrong
-        raise ScheduleError(f"rank {rank} has '{Action(kind, chunk, micro_batch, slice=part)}' {counts[wrong]} times, not {expected[wrong]}")
+        raise ScheduleError(
+            f"rank {rank} has '{Action(kind, chunk, micro_batch, slice=part)}' {counts[wrong]} times, not {expected[wrong]}"
+        )
 
 
 def _check_local_order(rank: int, actions: list[Action], stages: int, total: int) -> None:

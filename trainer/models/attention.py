@@ -75,8 +75,8 @@ class AttentionCore(nn.Module):
         return self.attend(query, key, value) if self.exchange is None else self.exchange(self, query, key, value)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, runs: Runs | None = None, length: int | None = None) -> Tensor:
-        """Lets queries see keys and values: those at the positions ``runs`` of whole sequences, or (None) the last ones of the first so many
-        of sequences of ``length``."""
+        """Lets the queries at the positions ``runs`` see whole sequences of keys and values. Without ``runs`` the last query stands at the
+        last key, in sequences of ``length`` (None: as many as keys)."""
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
         if self.alibi is not None:
             query, key = self.alibi(query, key, self.heads)

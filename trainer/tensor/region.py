@@ -87,7 +87,9 @@ class Region:
 
     def whole_runs(self, rows: int) -> Runs:
         """Returns the positions of a full sequence of so many rows."""
-        return (self.slices.now,) if self.slices.now is not None else zigzag(rows * self.context.size, self.context.size, self.context.index)
+        if self.slices.now is not None:
+            return (self.slices.now,)
+        return zigzag(rows * self.context.size, self.context.size, self.context.index)
 
     def runs(self, rows: int) -> Runs:
         """Returns the positions of the rows of x, sharded or replicated."""

@@ -34,8 +34,8 @@ class EarlierKeys:
 
 
 class KeptKeys:
-    """Keys and values of one block and micro-batch [s, b, kv_heads, d], slice after slice, and the gradients of those whose backward is still
-    to come. Slices are written first to last, and again by recomputation; gradients come last to first."""
+    """Keys and values of one block and micro-batch [s, b, kv_heads, d], slice after slice, and the gradients of those whose backward is
+    still to come. Slices are written first to last, and seen again by recomputation; gradients come last to first."""
 
     def __init__(self, key: Tensor, value: Tensor, length: int, gradients: Gradients):
         self.tensors = [own.new_empty(length, *own.shape[1:]) for own in (key, value)]
@@ -56,9 +56,9 @@ class KeptKeys:
         return keys, values
 
     def collect(self, run: range, *gradients: Tensor) -> list[Tensor]:
-        """Takes the gradients that slice ``run`` has for keys and values up to its own. Returns those of its own, now complete: summed in at
-        least 4 bytes."""
-        assert run.stop == self.waited, f"backward of slice {run} comes before that of the one that ends at {self.waited}"
+        """Takes the gradients that slice ``run`` has for keys and values up to its own. Returns those of its own, which are complete now:
+        summed in at least 4 bytes."""
+        assert run.stop == self.waited, f"backward of slice {run} does not follow that of the one from {self.waited} on"
         if not self.sums:
             self.sums = [own.to(torch.promote_types(own.dtype, torch.float32), copy=True) for own in gradients]
             self.counted += [self.counts(total) for total in self.sums]

@@ -112,7 +112,7 @@ ORDERS: dict[str, Callable[..., Iterator[Action]]] = {
 
 
 def in_flight(actions: Sequence[Action]) -> int:
-    """Returns the largest number of (chunk, micro-batch, slice) triples whose activations one rank holds at once, for its list of actions."""
+    """Returns the most (chunk, micro-batch, slice) triples whose activations one rank holds at once, for its list of actions."""
     return max(held_at_once(actions), default=0)
 
 

@@ -64,8 +64,8 @@ class Deadlock(ValueError):
 
 
 def simulate(schedule: Schedule, times: Times | Sequence[Times]) -> list[list[Span]]:
-    """Returns the start and end of every action, in the order of ``schedule``, from 0.0. ``times``: those of each slice of a micro-batch, or
-    one for all. Raises ``Deadlock`` if it cannot finish."""
+    """Returns the start and end of every action, in the order of ``schedule``, from 0.0. ``times`` are those of each slice of a
+    micro-batch, or one for all. Raises ``Deadlock`` if it cannot finish."""
     slices = 1 + max(action.slice for actions in schedule for action in actions)
     return _Simulation(schedule, [times] * slices if isinstance(times, Times) else times).run()
 

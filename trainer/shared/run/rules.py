@@ -407,7 +407,7 @@ def _check_slices(model: ModelConfig, layout: LayoutConfig) -> None:
     lengths = layout.slice_lengths
     if lengths is None and layout.slices * unit > model.seq:
         raise ConfigError(
-            f"layout.slices={layout.slices} cuts model.seq={model.seq} in fewer positions than slices{each}; use {model.seq // unit} or fewer"
+            f"layout.slices={layout.slices} is more than model.seq={model.seq} has positions to cut{each}; use {model.seq // unit} or fewer"
         )
     if lengths is not None and (
         len(lengths) != layout.slices or sum(lengths) != model.seq or any(length < 1 or length % unit for length in lengths)
@@ -429,7 +429,7 @@ def _check_own_slices(config: ResolvedTrainConfig) -> None:
     if run.task in ("generate", "inference"):
         raise ConfigError(f"{what} cuts sequences of training, and texts are generated token by token; use layout.slices=1")
     if layout.context > 1:
-        raise ConfigError(f"{what} keeps keys and values on one rank, and layout.context={layout.context} ranks share them; use 1 of either")
+        raise ConfigError(f"{what} keeps keys on one rank, and layout.context={layout.context} ranks share them; use one or the other")
     if experts.count and experts.balance_loss:
         raise ConfigError(
             f"{what} with model.experts.balance_loss={experts.balance_loss:g}, which is a loss of whole sequences; use layout.slices=1, or "
