@@ -12,6 +12,7 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
+from launcher.cost.inputs.slices import HeldSlices
 from launcher.cost.inputs.stages import StageShare
 from launcher.cost.memory import activations
 from launcher.cost.memory.activations import SavedActivations
@@ -135,8 +136,9 @@ def _ends(case: Case, kind: str) -> Array:
 
 
 def flying(case: Case, kind: str, blocks: Array, kept: SavedActivations) -> Parts:
-    """Activations and logits of the micro-batches in flight."""
-    count, alone = in_flight(case, kind), case.pipeline == 1
+    """Activations and logits of the micro-batches, or slices of them, in flight."""
+    sliced = HeldSlices.of(case, _rank(case, kind))
+    count, alone = np.where(case.slices > 1, sliced.slices, in_flight(case, kind)), case.pipeline == 1
     entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
     if case.trainer.pipeline.keeps_outputs and kind != "last":
         entry = entry + np.where(alone, 0.0, activations.rows(case) * case.width)
@@ -153,6 +155,7 @@ def flying(case: Case, kind: str, blocks: Array, kept: SavedActivations) -> Part
     return {
         ACTIVATIONS: activations.rotary_tables(case)
         + count * blocks * stored(case, kept)
+        + blocks * activations.kept_keys(case, sliced.micro_batches, sliced.summed)
         + entered(case, count) * entry
         + open_heads * head
         + again,
@@ -174,15 +177,20 @@ def entered(case: Case, count: Array) -> Array:
 
 
 def in_flight(case: Case, kind: str) -> Array:
-    """Micro-batches whose activations a rank of this kind holds at once, in units of all its blocks."""
+    """Micro-batches whose activations a rank of this kind holds at once, in units of all its blocks, where sequences are whole."""
     p, v, m = case.pipeline, case.chunks, case.micro_batches
-    rank = {"first": 0.0, "middle": 1.0, "last": p - 1}[kind]
+    rank = _rank(case, kind)
     more = np.where(p > 1, case.trainer.pipeline.extra_in_flight + case.trainer.pipeline.extra_in_flight_per_stage * p, 0.0)
     plain = np.minimum(p - rank + more, m)
     interleaved = np.minimum(2 * (p - 1 - rank) + (v - 1) * p + 1, m * v) / v
     held = np.where(v > 1, interleaved, plain)
     held = np.where(case.scheduled("gpipe"), m, held)
     return np.where(case.scheduled("zero_bubble"), np.minimum(p + more, m), held)
+
+
+def _rank(case: Case, kind: str) -> Array:
+    """The pipeline rank of this kind that holds most."""
+    return {"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}[kind]
 
 
 def passing(case: Case) -> Array:
