@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,15 @@ from trainer.data import Dataset
 from trainer.data.prefetch import Prefetch
 from trainer.pipeline.compile import compiles
 from trainer.prompts import task_shares, with_task
+from trainer.shared.parallel.boundary import PairTokens
 from trainer.shared.parallel.sequence import Runs
 from trainer.shared.parallel.shards import vocabulary_rows
 from trainer.shared.run.rules import micro_batches
-from trainer.shared.run.schema import LOSS_CHUNK_MB
+from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig
 from trainer.tensor.cross_entropy import Targets, answered, head_loss
 from trainer.tensor.dropout import DropoutKey
 from trainer.tensor.layers import ColumnLinear
-from trainer.tensor.placed import PackedTextStarts
+from trainer.tensor.placed import PackedTextStarts, ReadTokens
 from trainer.tensor.region import rows_at
 
 
@@ -38,20 +40,22 @@ class TokenBatch:
     columns: int  # of this rank's logits, without padding
     chunk_mb: float  # logits at once
     fused: bool  # the loss of them, by compiled kernels
-    packed: bool  # rows hold several texts each
+    texts: Callable[[Tensor], Any] | None  # of a micro-batch's rows: which tokens belong together, where not all of a row do
     logit_cap: float | None = None
     shares: Tensor | None = None  # [micro-batches, b]: what a target of each row counts, where tasks are tuned at once
     tasks: int = 1  # in the global batch
+    read: int = 0  # tokens that an encoder reads: the first of a row, before those that are written
 
-    def tokens(self, micro_batch: int) -> Tensor:
+    def tokens(self, micro_batch: int) -> Tensor | PairTokens:
         assert self.rows is not None
-        rows = rows_at(self.rows[micro_batch], self.runs())
-        return torch.where(rows < 0, ~rows, rows)
+        row, runs = self.rows[micro_batch], self.runs()
+        written = known(rows_at(row[self.read :], runs))
+        return PairTokens(known(row[: self.read]), written) if self.read else written
 
     def wanted(self, micro_batch: int) -> Tensor:
         """Returns the targets of those tokens, negative where there is none."""
         assert self.rows is not None
-        return rows_at(self.rows[micro_batch, 1:], self.runs())
+        return rows_at(self.rows[micro_batch, self.read + 1 :], self.runs())
 
     @property
     def targets(self) -> Tensor:
@@ -62,7 +66,7 @@ class TokenBatch:
     def every_wanted(self) -> Tensor:
         """Returns the targets of all micro-batches, [s, micro-batches, b]."""
         assert self.rows is not None
-        return rows_at(self.rows[:, 1:].transpose(0, 1), self.runs())
+        return rows_at(self.rows[:, self.read + 1 :].transpose(0, 1), self.runs())
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
         return head_loss(x, *self.compared(head, micro_batch))
@@ -74,7 +78,7 @@ class TokenBatch:
         return head, Targets(self.wanted(micro_batch), weight, self.columns, self.chunk_mb, self.fused, self.logit_cap)
 
     def dropout_key(self, micro_batch: int) -> DropoutKey:
-        texts = PackedTextStarts.of(self.rows[micro_batch]) if self.packed and self.rows is not None else None
+        texts = None if self.texts is None or self.rows is None else self.texts(self.rows[micro_batch])
         return DropoutKey(self.step, self.first_row + micro_batch * self.size, texts)
 
 
@@ -94,7 +98,7 @@ class BatchReader:
         self.rank, self.config, self.dataset = rank, rank.config, dataset
         self.micro_batches, self.size = micro_batches(self.config), self.config.layout.micro_batch
         self.first = rank.groups.at["data"] * self.micro_batches * self.size  # of this replica's rows, in the global batch
-        self.tokens = self.config.run.global_batch * self.config.model.seq
+        self.tokens = self.config.run.global_batch * self.config.model.target_seq
         self.prefetch = Prefetch(self._rows, self.config.run.global_batch)
 
     def next(self, start: int, step: int, loss_scale: float) -> TokenBatch:
@@ -109,7 +113,7 @@ class BatchReader:
     def _idle(self) -> bool:
         """True if this rank has neither embedding nor head, and reads nothing. Where texts begin in packed rows concerns every block."""
         ends = any(chunk.model.embedding is not None or chunk.model.head is not None for chunk in self.rank.pipeline.chunks)
-        return not (ends or self.config.data.pack)
+        return not ends and texts_of(self.config) is None
 
     def _rows(self, start: int) -> Tensor:
         """Returns this replica's rows from sample ``start`` on, [micro-batches, s + 1, b]; on a GPU's host in pinned memory."""
@@ -124,8 +128,10 @@ class BatchReader:
         chunk, fused = run.loss_chunk_mb or LOSS_CHUNK_MB[device.type], compiles(run.compile, device)
         weight = loss_scale / self.tokens
         sizes, cap = (step, self.first, self.size), self.config.model.logit_cap
-        own = partial(self.rank.region.whole_runs, self.config.model.seq // self.config.layout.context)
-        return TokenBatch(here, own, *sizes, weight, self._vocabulary_width(), chunk, fused, self.config.data.pack, cap)
+        model = self.config.model
+        own = partial(self.rank.region.whole_runs, model.target_seq // self.config.layout.context)
+        width, read = self._vocabulary_width(), model.seq if model.encoder_layers else 0
+        return TokenBatch(here, own, *sizes, weight, width, chunk, fused, texts_of(self.config), cap, read=read)
 
     def _with_shares(self, batch: TokenBatch, start: int) -> TokenBatch:
         """Returns ``batch`` with what a target of each row counts, where tasks are tuned at once: all rows of the global batch decide."""
@@ -140,3 +146,17 @@ class BatchReader:
         tensor, vocab = self.rank.groups.tensor, self.config.model.vocab
         local = vocabulary_rows(vocab, tensor.size)
         return max(0, min(local, vocab - local * tensor.index))
+
+
+def known(rows: Tensor) -> Tensor:
+    """Returns the tokens of rows in which some are complements."""
+    return torch.where(rows < 0, ~rows, rows)
+
+
+def texts_of(config: ResolvedTrainConfig) -> Callable[[Tensor], Any] | None:
+    """Returns a function that finds in a micro-batch's rows the tokens that belong together; None where all tokens of a row do."""
+    if config.data.pack:
+        return PackedTextStarts.of
+    if config.model.encoder_layers and config.data.kind == "instructions":
+        return partial(ReadTokens.of, config.model.seq)
+    return None

@@ -13,13 +13,14 @@ from trainer.comm.groups import Groups
 from trainer.measure.memory import ActivationMeter, check_room
 from trainer.measure.meter import Recorder
 from trainer.models.attention import kernels_by_preference
+from trainer.models.encoder_decoder import network
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import add_tuning
 from trainer.pipeline.compile import compile_blocks, compiles
 from trainer.pipeline.recompute import apply_recompute
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
 from trainer.shared.parallel.balance import blocks_per_chunk, slices_of
-from trainer.shared.parallel.boundary import boundary_shapes
+from trainer.shared.parallel.boundary import shapes_between
 from trainer.shared.parallel.placement import FOLDED
 from trainer.shared.parallel.schedule import build
 from trainer.shared.parallel.shards import Factors
@@ -36,7 +37,7 @@ from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.experts import ExpertBalance
 from trainer.tensor.fused import FusedProducts
 from trainer.tensor.parallelize import Parallelizer
-from trainer.tensor.placed import separate_texts
+from trainer.tensor.placed import hide_padding, separate_texts
 from trainer.tensor.region import Region, SequenceSlices
 from trainer.tensor.slices import EarlierKeys
 
@@ -169,13 +170,16 @@ def _model_part(
     counts, noise, layout = blocks_per_chunk(config.model, config.layout), parallelizer.noise, config.layout
     blocks = range(sum(counts[:stage]), sum(counts[: stage + 1]))
     with torch.device("meta"):
-        part = Transformer(replace(config.model, seq=positions), blocks, first=stage == 0, last=stage == len(counts) - 1)
+        part = network(replace(config.model, seq=positions), blocks, first=stage == 0, last=stage == len(counts) - 1)
         parallelizer.added = add_tuning(part, config.model, config.tune)
     parameters = parallelizer.apply(part)
     if config.data.pack:
         separate_texts(part, noise.texts)
+    if config.model.encoder_layers and config.data.kind == "instructions":
+        hide_padding(part, noise.texts)
     apply_recompute(part, layout, noise)
-    compiled = False if config.data.pack or layout.context > 1 or layout.slices > 1 else config.run.compile
+    eager = config.data.pack or layout.context > 1 or layout.slices > 1 or config.model.encoder_layers
+    compiled = False if eager else config.run.compile
     compile_blocks(part.blocks, compiled, config.run.compile_fallback, parallelizer.device)
     return part, parameters
 
@@ -191,8 +195,8 @@ def _pipeline(
 
 def _boundary(config: ResolvedTrainConfig, region: Region, precision: Precision, device: torch.device) -> Boundary:
     model, layout = config.model, config.layout
-    seq = model.seq // layout.context // (layout.tensor if layout.sequence_parallel else 1)
-    return Boundary.of(boundary_shapes(seq, layout.micro_batch, model.hidden), region, precision.compute, device)
+    shapes = shapes_between(model, layout, (layout.tensor if layout.sequence_parallel else 1) * layout.context)
+    return Boundary.of(shapes, region, precision.compute, device)
 
 
 def _activation_meter(config: ResolvedTrainConfig, state: ShardedState) -> ActivationMeter:

@@ -268,7 +268,7 @@ class TrainingRun:
             "grad_norm": result.grad_norm,
             "lr": result.lr,
             "step_time_s": seconds,
-            "tokens_per_s": self.engine.batches.tokens / seconds,
+            "tokens_per_s": self.config.run.global_batch * self.config.model.seq / seconds,
             "time": time.time(),
             **({} if result.busiest is None else {"busiest_expert": result.busiest}),
             **validated,

@@ -24,7 +24,7 @@ from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve, resolve_model
 from trainer.shared.run.schema import LayoutConfig, ModelConfig, RunConfig, TrainConfig
 
-LONG = ModelConfig(family="llama", layers=16, hidden=2048, heads=16, vocab=32000, seq=32768)
+LONG = ModelConfig(family="llama", layers=16, hidden=2048, heads=16, vocab=1000, seq=32768)
 
 
 def predicted(slices: int, model: ModelConfig = LONG, **layout: object) -> Prediction:

@@ -32,6 +32,7 @@ from tests.farm import Farm, Finished, free_port
 from tests.small_runs import ranks
 from trainer.data.prepare import prepare
 from trainer.launch.rank_env import RankEnv
+from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
@@ -127,6 +128,11 @@ def family_kind(name: str) -> tuple[bool, bool, bool]:
     """What no key of the model changes: whether the embedding has a norm, whether dropout, and whether norms multiply by 1 + weight."""
     family = FAMILIES[name]
     return family.embedding_norm, family.embedding_dropout, family.norm_offset
+
+
+def plain(family: Family) -> bool:
+    """Whether its models are of one stack and trained here."""
+    return not (family.attention_sinks or family.encoder_decoder)
 
 
 def draw(seed: int, index: int, kind: str = "dense") -> Case:
@@ -348,8 +354,8 @@ ROPES: dict[str, dict[str, Any]] = {
     "longrope": {"factor": 3.0, "original": 8},
 }
 FAMILY_KINDS = {
-    kind: [name for name, family in FAMILIES.items() if not family.attention_sinks and family_kind(name) == kind]
-    for kind in sorted({family_kind(name) for name, family in FAMILIES.items() if not family.attention_sinks})
+    kind: [name for name, family in FAMILIES.items() if plain(family) and family_kind(name) == kind]
+    for kind in sorted({family_kind(name) for name, family in FAMILIES.items() if plain(family)})
 }
 """Families by what no key of the model changes."""
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trainer.data.instructions import HeldOutExamples, Instructions
 from trainer.data.permutation import key_of, mix, permute
+from trainer.data.spans import SpanCorruption
 from trainer.shared.corpora.index import (
     TOKENIZER,
     TOKENS,
@@ -28,10 +29,12 @@ from trainer.shared.corpora.index import (
 )
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import DataConfig, ModelConfig
+from trainer.shared.run.spans import text_seq, written_of
 
 
 class Dataset(Protocol):
-    """Rows of ``seq + 1`` token ids: inputs all but the last, targets all but the first; without a target, ``~id``."""
+    """Rows of ``seq + 1`` token ids: inputs all but the last, targets all but the first; without a target, ``~id``. Of an encoder and its
+    decoder: the tokens that are read, and such a row of those that are written."""
 
     name: str
     """Identity of the data: the digest of a corpus, or ``synthetic``. With the seed it decides every sample."""
@@ -48,19 +51,23 @@ class Dataset(Protocol):
 def open_dataset(data: DataConfig, model: ModelConfig, seed: int) -> Dataset:
     """The dataset of a run. ``ConfigError`` as ``check_corpus``, or if it cannot be read."""
     if data.kind == "instructions":
-        return Instructions(data, model.seq, model.vocab, seed)
-    index = check_corpus(data, model)
-    return Synthetic(model.vocab, model.seq, seed) if index is None else Corpus(TokenFile(data, index), model.seq, seed)
+        return Instructions(data, model.seq, model.vocab, seed, written_of(model))
+    index, pairs = check_corpus(data, model), written_of(model)
+    if index is None:
+        return Synthetic(model.vocab, model.seq + (pairs or 0), seed)
+    spans = None if pairs is None else SpanCorruption(data, index, model.seq, pairs, seed)
+    return Corpus(TokenFile(data, index), text_seq(model), seed, spans)
 
 
 def open_held_out(data: DataConfig, model: ModelConfig) -> HeldOut | HeldOutExamples:
     """Returns the evaluated part of a corpus or examples. Raises ``ConfigError`` as ``check_corpus``, and for synthetic data."""
     if data.kind == "instructions":
-        return HeldOutExamples(data, model.seq, model.vocab)
-    index = check_corpus(data, model)
+        return HeldOutExamples(data, model.seq, model.vocab, written_of(model))
+    index, pairs = check_corpus(data, model), written_of(model)
     if index is None:
         raise ConfigError(f"data.kind={data.kind} has nothing to evaluate on; name a prepared corpus with data.path")
-    return HeldOut(TokenFile(data, index), model.seq)
+    spans = None if pairs is None else SpanCorruption(data, index, model.seq, pairs, seed=0)
+    return HeldOut(TokenFile(data, index), text_seq(model), spans)
 
 
 class Synthetic:
@@ -110,10 +117,11 @@ class TokenFile:
 
 
 class HeldOut:
-    """The windows at the end of a corpus that training leaves out, in the order of the text; all windows where none are left out."""
+    """The windows at the end of a corpus that training leaves out, in the order of the text, with ``spans`` masked; all windows where none
+    are left out."""
 
-    def __init__(self, tokens: TokenFile, seq: int) -> None:
-        self.tokens, self.seq = tokens, seq
+    def __init__(self, tokens: TokenFile, seq: int, spans: SpanCorruption | None = None) -> None:
+        self.tokens, self.seq, self.spans = tokens, seq, spans
         trained, held_out = windows(tokens.index, seq, tokens.data)
         self.first, self.windows = (trained, held_out) if held_out else (0, trained)
         self.sha256 = tokens.index.sha256
@@ -121,13 +129,17 @@ class HeldOut:
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
         starts = range(self.first + first, self.first + first + count)
-        return np.stack([self.tokens.read(start * self.seq, self.seq + 1) for start in starts])
+        rows = np.stack([self.tokens.read(start * self.seq, self.seq + 1) for start in starts])
+        return rows if self.spans is None else self.spans.rows(rows, first)
 
     def check(self) -> None:
         check_sample(self.tokens.data, self.tokens.index)
 
     def token_bytes(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of each token, by its id; 0 for the end token. A byte-level vocabulary spells a byte as one letter."""
+        """UTF-8 bytes of each token, by its id; 0 for the end token, and for all where only spans are written. A byte-level vocabulary
+        spells a byte as one letter."""
+        if self.spans is not None:
+            return np.zeros(max(self.tokens.index.vocab, self.spans.sentinels.max() + 1), dtype=np.int64)
         known = json.loads((Path(self.tokens.data.path) / TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
         lengths = np.zeros(self.tokens.index.vocab, dtype=np.int64)
         for word, token in known.items():
@@ -137,17 +149,18 @@ class HeldOut:
 
 class Corpus:
     """Cuts a token file in windows of ``seq`` tokens and their successors, across document borders; each epoch takes every window once, in
-    an order keyed by (seed, epoch)."""
+    an order keyed by (seed, epoch). ``spans`` of them may be masked."""
 
-    def __init__(self, tokens: TokenFile, seq: int, seed: int) -> None:
-        self.tokens, self.seq, self.seed = tokens, seq, seed
+    def __init__(self, tokens: TokenFile, seq: int, seed: int, spans: SpanCorruption | None = None) -> None:
+        self.tokens, self.seq, self.seed, self.spans = tokens, seq, seed, spans
         self.windows, _ = windows(tokens.index, seq, tokens.data)
         self.name = corpus_name(tokens.index.sha256, tokens.data.held_out)
 
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
         starts = self._window_of(np.arange(first, first + count, dtype=np.int64)) * self.seq
         rows = [self.tokens.read(int(start), self.seq + 1) for start in starts]
-        return np.stack(rows) if rows else np.empty((0, self.seq + 1), dtype=np.int64)
+        found = np.stack(rows) if rows else np.empty((0, self.seq + 1), dtype=np.int64)
+        return found if self.spans is None else self.spans.rows(found, first)
 
     def check(self) -> None:
         check_sample(self.tokens.data, self.tokens.index)

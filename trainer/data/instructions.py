@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.permutation import key_of, permute
+from trainer.data.spans import begin_token, padded
 from trainer.data.text import TextTokens
 from trainer.shared.corpora.examples import Part, parse_examples, read_content, split
 from trainer.shared.corpora.index import TOKENIZER, corpus_name
@@ -25,10 +26,11 @@ from trainer.shared.run.schema import DataConfig
 
 
 class Examples:
-    """All examples of ``data.source`` as rows of tokens, of which the first ``trained`` are trained on."""
+    """All examples of ``data.source`` as rows of tokens, of which the first ``trained`` are trained on. An encoder reads prompts of up to
+    ``seq`` tokens, and its decoder writes answers of up to ``written``; else (None) both are one sequence."""
 
-    def __init__(self, data: DataConfig, seq: int, vocab: int) -> None:
-        self.data, self.seq = data, seq
+    def __init__(self, data: DataConfig, seq: int, vocab: int, written: int | None = None) -> None:
+        self.data, self.seq, self.written = data, seq, written
         self.text = TextTokens(Path(data.path) / TOKENIZER, vocab)
         self.end = self._end()
         content = read_content(data)
@@ -37,11 +39,12 @@ class Examples:
             + ["packed"] * data.pack
             + ([] if data.task is None else ["task", data.task])
             + ([self.text.begin, self.end] if self.text.begin or self.text.named else [])
+            + ([] if written is None else ["written", written])
         )
         self.sha256 = hashlib.sha256(content + words.encode()).hexdigest()
         self.name = corpus_name(self.sha256, data.held_out)
         parsed = list(parse_examples(content, data))
-        self.examples = [self._spelt(parts, where) for parts, where, _ in parsed]
+        self.examples = [(self._spelt if written is None else self._pair)(parts, where) for parts, where, _ in parsed]
         self.tasks = np.array([task for _, _, task in parsed], dtype=np.int64)
         self.trained = split(len(self.examples), data)
 
@@ -57,7 +60,8 @@ class Examples:
 
     def _rows(self, examples: list[list[int]], tasks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Each in a row of ``seq + 1`` tokens, behind its task if there are several."""
-        rows = np.array([example + [~self.end] * (self.seq + 1 - len(example)) for example in examples], dtype=np.int64)
+        width = self.seq + 1 + (self.written or 0)
+        rows = np.array([padded(example, width, ~self.end) for example in examples], dtype=np.int64)
         return rows if self.data.task is None else np.concatenate([~tasks[:, None], rows], axis=1)
 
     def _spelt(self, parts: list[Part], where: str) -> list[int]:
@@ -79,6 +83,21 @@ class Examples:
                 "for text; name a field that may be cut in data.truncate, raise model.seq, or take that line out"
             )
         return [~token for token in before] + after
+
+    def _pair(self, parts: list[Part], where: str) -> list[int]:
+        """Returns one example in ``seq`` tokens to read and ``written`` + 1 to write, each part with its end token; an answer is cut at its
+        end, a prompt where ``data.truncate`` says so."""
+        assert self.written is not None
+        before = self.text.begun("".join(text for _, text in parts[:-1]))
+        if len(before) >= self.seq and self.data.truncate is not None:
+            before = self._cut(parts[:-1], self.seq - 1)
+        if not 0 < len(before) < self.seq:
+            raise ConfigError(
+                f"{where}: a prompt of {len(before)} tokens and its end token do not fit the {self.seq} of model.seq that an encoder "
+                "reads; name a field that may be cut in data.truncate, raise model.seq, or take that line out"
+            )
+        answer = padded([*self.text.plain(parts[-1][1]), self.end], self.written, ~self.end)
+        return [*padded([*before, self.end], self.seq, ~self.end), ~begin_token(Path(self.data.path), self.end), *answer]
 
     def _cut(self, prompt: list[Part], room: int) -> list[int]:
         """``prompt`` in ``room`` tokens, if the field that gives way has as many as are too many."""
@@ -104,8 +123,8 @@ class Examples:
 class Instructions(Examples):
     """Samples the trained rows, once per epoch, in an order keyed by (seed, epoch) for each task; tasks take turns."""
 
-    def __init__(self, data: DataConfig, seq: int, vocab: int, seed: int) -> None:
-        super().__init__(data, seq, vocab)
+    def __init__(self, data: DataConfig, seq: int, vocab: int, seed: int, written: int | None = None) -> None:
+        super().__init__(data, seq, vocab, written)
         self.seed = seed
         trained, tasks = self.examples[: self.trained], self.tasks[: self.trained]
         self.rows = self._rows(packed(trained, seq + 1) if data.pack else trained, tasks)
@@ -133,8 +152,8 @@ class Instructions(Examples):
 class HeldOutExamples(Examples):
     """The examples that are held out, in their order, each in a row; all where none are."""
 
-    def __init__(self, data: DataConfig, seq: int, vocab: int) -> None:
-        super().__init__(data, seq, vocab)
+    def __init__(self, data: DataConfig, seq: int, vocab: int, written: int | None = None) -> None:
+        super().__init__(data, seq, vocab, written)
         first = self.trained if data.held_out else 0
         self.rows = self._rows(self.examples[first:], self.tasks[first:])
 

@@ -70,6 +70,7 @@ class AttentionCore(nn.Module):
         self.visible: Callable[[], Tensor] | None = None  # the keys that each query sees, [b, 1, s, s]; None: all up to itself
         self.exchange: Exchange | None = None
         self.gathers_again = True  # keys and values of other ranks, for backward; else they are kept
+        self.crosses = False  # keys and values are another sequence's
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return self.attend(query, key, value) if self.exchange is None else self.exchange(self, query, key, value)

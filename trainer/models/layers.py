@@ -24,22 +24,26 @@ VOCABULARY = Shard(0, tiles=True)
 
 @dataclass(frozen=True)
 class Init:
-    """Initial values of a parameter: normal with ``std`` around 0, or the constant ``value`` when ``std`` is 0."""
+    """Initial values of a parameter: normal with ``std`` around 0, or the constant ``value`` when ``std`` is 0. ``factors`` multiply the
+    values along dimension 1."""
 
     std: float = 0.0
     value: float = 0.0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
     """The declaration of a parameter: initial values, whether weight decay applies, and where it lives. ``tied``: the global name of the
-    parameter that it equals, wherever that lives. One that is not ``learned`` has no gradient: a rule of its own moves it."""
+    parameter that it equals, wherever that lives. One that is not ``learned`` has no gradient: a rule of its own moves it. ``uses``: how
+    often its layer computes with it in a micro-batch, each time with a gradient."""
 
     init: Init
     decays: bool = False
     placement: Placement = field(default_factory=dict)
     tied: str | None = None
     learned: bool = True
+    uses: int = 1
 
 
 class ParameterModule(nn.Module):
@@ -61,15 +65,23 @@ class Linear(ParameterModule):
     """``y = x W^T + b``, where the last dimension of x becomes the dimensions ``outputs`` of y.
 
     Weight [*outputs, inputs], bias [*outputs]. ``cut``: how tensor ranks share the weight, along a dimension of the outputs or the inputs.
+    An ``entered`` x is whole on every tensor rank, and only this rank's part of its gradient is wanted: others add those up.
     """
 
     bias: nn.Parameter | None
 
     def __init__(
-        self, inputs: int, outputs: tuple[int, ...], std: float, bias: bool = True, cut: Shard | None = None, tied: str | None = None
+        self,
+        inputs: int,
+        outputs: tuple[int, ...],
+        std: float,
+        bias: bool = True,
+        cut: Shard | None = None,
+        tied: str | None = None,
+        entered: bool = False,
     ):
         super().__init__()
-        self.inputs, self.outputs, self.cut = inputs, outputs, cut
+        self.inputs, self.outputs, self.cut, self.entered = inputs, outputs, cut, entered
         placement = {} if cut is None else {"tensor": cut}
         self.own("weight", (*outputs, inputs), ParameterSpec(Init(std), True, placement, tied))
         if bias:
@@ -89,9 +101,9 @@ class Linear(ParameterModule):
 class TokenEmbedding(ParameterModule):
     """Tokens [s, b] to vectors [s, b, h]."""
 
-    def __init__(self, vocab: int, hidden: int, std: float, tied: str | None = None):
+    def __init__(self, vocab: int, hidden: int, std: float, tied: str | None = None, uses: int = 1):
         super().__init__()
-        self.own("weight", (vocab, hidden), ParameterSpec(Init(std), True, {"tensor": VOCABULARY}, tied))
+        self.own("weight", (vocab, hidden), ParameterSpec(Init(std), True, {"tensor": VOCABULARY}, tied, uses=uses))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
@@ -22,12 +23,17 @@ EMBEDDING_WEIGHT = "embedding.tokens.weight"
 """Global name of the token embedding, and of a head that is tied to it."""
 
 
+def embedding_std(c: ResolvedModelConfig) -> float:
+    """Returns the standard deviation of initial token embeddings."""
+    return c.init_std * (math.sqrt(c.hidden) if FAMILIES[c.family].wide_embedding else 1)
+
+
 class Embedding(nn.Module):
     """Tokens [s, b] -> [s, b, h]."""
 
     def __init__(self, c: ResolvedModelConfig, family: Family):
         super().__init__()
-        self.tokens = TokenEmbedding(c.vocab, c.hidden, c.init_std, tied=EMBEDDING_WEIGHT if c.tied else None)
+        self.tokens = TokenEmbedding(c.vocab, c.hidden, embedding_std(c), tied=EMBEDDING_WEIGHT if c.tied else None)
         self.scale = c.embedding_scale
         self.positions = PositionEmbedding(c.seq, c.hidden, c.init_std) if c.positions == "learned" else None
         self.norm = norm(c) if family.embedding_norm else None
@@ -79,12 +85,16 @@ class Head(nn.Module):
 
     def __init__(self, c: ResolvedModelConfig):
         super().__init__()
+        family, tied = FAMILIES[c.family], EMBEDDING_WEIGHT if c.tied else None
         self.norm, self.scale, self.cap = norm(c), c.logit_scale, c.logit_cap
-        tied = EMBEDDING_WEIGHT if c.tied else None
-        self.output = Linear(c.hidden, (c.vocab,), c.init_std, "head" in c.biases, cut=VOCABULARY, tied=tied)
+        self.scale /= math.sqrt(c.hidden) if tied and family.tied_head_scaled else 1
+        self.dropout = Dropout(c.dropout) if family.final_dropout else None
+        std = embedding_std(c) if tied else c.init_std
+        self.output = Linear(c.hidden, (c.vocab,), std, "head" in c.biases, cut=VOCABULARY, tied=tied)
 
     def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
         x = self.norm(x) if self.scale == 1 else self.norm(x) * self.scale
+        x = x if self.dropout is None else self.dropout(x)
         return capped(self.output(x), self.cap) if loss is None else loss(x, self.output)
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.models.layers import Init, Linear, ParameterModule, ParameterSpec, gelu, norm
-from trainer.models.transformer import Block, Transformer
+from trainer.models.transformer import Transformer
 from trainer.shared.parallel.placement import Partial, Shard
 from trainer.shared.parallel.sequence import Runs, with_rows
 from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
@@ -141,7 +142,6 @@ def add_tuning(model: Transformer, c: ResolvedModelConfig, tune: TuneConfig) -> 
     before = {name for name, _ in model.named_parameters()}
     if tune.method in BLOCKS:
         for block in model.blocks.values():
-            assert isinstance(block, Block)
             BLOCKS[tune.method](block, c, tune)
     elif model.embedding is not None:
         sizes = tune.virtual_tokens, c.hidden
@@ -155,20 +155,20 @@ def _write_prompts(prompts: Prompts) -> Callable[[nn.Module, tuple[Tensor], Tens
     return lambda module, inputs, x: prompts.written(inputs[0], x)
 
 
-def _add_low_rank(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
+def _add_low_rank(block: Any, c: ResolvedModelConfig, tune: TuneConfig) -> None:
     for target in tune.targets:
         half, _, name = PLACES[target].partition(".")
         parent = block.get_submodule(half)
         setattr(parent, name, LowRankLinear(getattr(parent, name), tune))
 
 
-def _add_adapters(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
+def _add_adapters(block: Any, c: ResolvedModelConfig, tune: TuneConfig) -> None:
     block.attention_adapter, block.mlp_adapter = Adapter(c, tune.rank), Adapter(c, tune.rank)
     block.attention.register_forward_hook(lambda module, inputs, x: block.attention_adapter(x))
     block.mlp.register_forward_hook(lambda module, inputs, x: block.mlp_adapter(x))
 
 
-def _add_scales(block: Block, c: ResolvedModelConfig, tune: TuneConfig) -> None:
+def _add_scales(block: Any, c: ResolvedModelConfig, tune: TuneConfig) -> None:
     block.attention.scale = KeyValueScale((c.kv_heads, 2, c.head_width))
     block.mlp.scale = VectorScale((c.ffn,))
     block.attention.qkv.register_forward_hook(lambda module, inputs, x: block.attention.scale(x))

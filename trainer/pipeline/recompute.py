@@ -44,12 +44,12 @@ def apply_recompute(model: Transformer, layout: LayoutConfig, noise: Noise) -> N
     for chosen, (name, block) in zip(chosen_blocks(layout, len(model.blocks)), list(model.blocks.items())):
         if not chosen:
             continue
-        for core in block.modules():
-            if isinstance(core, AttentionCore):
-                core.gathers_again = False  # what it gathers anew for backward is needed at once
+        cores = {path: core for path, core in block.named_modules() if isinstance(core, AttentionCore)}
+        for core in cores.values():
+            core.gathers_again = False  # what it gathers anew for backward is needed at once
         if layout.recompute == "selective":
-            attention = block.get_submodule("attention")
-            attention.core = Recomputed(attention.get_submodule("core"), noise)
+            for path, core in cores.items():
+                block.get_submodule(path.rpartition(".")[0]).core = Recomputed(core, noise)
         else:
             model.blocks[name] = Recomputed(block, noise, without_last_product(block))
 
@@ -109,8 +109,8 @@ class _Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]
+        inputs = [t if t is None else t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors]
         with torch.enable_grad(), ctx.module.noise.at(ctx.key):
             output = ctx.module.again(*inputs)
         torch.autograd.backward((output,), (gradients[0],))
-        return None, None, *(tensor.grad for tensor in inputs)
+        return None, None, *(tensor if tensor is None else tensor.grad for tensor in inputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ from trainer.comm.collectives import Group, Pending
 from trainer.measure.meter import Recorder
 from trainer.models.transformer import Transformer
 from trainer.shared.parallel.actions import Action, Kind
-from trainer.shared.parallel.boundary import BoundaryTensors
+from trainer.shared.parallel.boundary import BY_HEADS, boundary_shapes
+from trainer.shared.parallel.boundary import Boundary as BoundaryTensors
 from trainer.state.gathering import Gathering
 from trainer.state.sharding import Deferred, ShardedState
 from trainer.tensor.dropout import DropoutKey, Noise
@@ -33,8 +34,8 @@ WorkItem = tuple[int, int, int]
 class Batch(Protocol):
     """The data of a step (``trainer.batches.TokenBatch``); the pipeline does not know the meaning of its tensors."""
 
-    def tokens(self, micro_batch: int) -> Tensor:
-        """Returns the input of the first chunk, [s, b], of the slice that is computed."""
+    def tokens(self, micro_batch: int) -> Any:
+        """Returns the input of the first chunk, of the slice that is computed."""
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
         """Returns the scalar from which backward starts, for x [s, b, h] and the ``head`` that makes logits of it. Its value is set once
@@ -66,26 +67,33 @@ class Boundary:
     @classmethod
     def of(cls, shapes: BoundaryTensors, region: Region, dtype: torch.dtype, device: torch.device) -> Boundary:
         """Makes a boundary of ``shapes`` local to the region. Replicated sequences are split if the tensor ranks divide their lengths."""
-        splits = not region.sequence_sharded and all(shape[0] % region.group.size == 0 for shape in shapes)
+        lengths = [shape[0] for name, shape in shapes._asdict().items() if name not in BY_HEADS]
+        splits = not region.sequence_sharded and all(length % region.group.size == 0 for length in lengths)
         return cls(shapes, dtype, device, region, replace(region, sequence_sharded=splits))
 
     def of_slice(self, run: range) -> Boundary:
-        """Returns the boundary of a slice of the sequences."""
-        rows = len(run) // self.region.parts
-        return self.of(BoundaryTensors(*((rows, *rest) for _, *rest in self.shapes)), self.region, self.dtype, self.device)
+        """Returns the boundary of a slice of the sequences of a decoder alone."""
+        shapes = boundary_shapes(len(run) // self.region.parts, *self.shapes[0][1:])
+        return self.of(shapes, self.region, self.dtype, self.device)
 
-    def sent(self, tensor: Tensor) -> Tensor:
-        """Returns the part of a boundary's tensor that this rank sends."""
-        if self.split.sequence_sharded:
-            tensor = tensor.chunk(self.split.group.size)[self.split.group.index]
-        return tensor.detach().contiguous()
+    @property
+    def parts(self) -> list[int]:
+        """Returns in how many parts the tensor ranks send each tensor."""
+        return [1 if name in BY_HEADS else self.split.parts for name in self.shapes._fields]
+
+    def sent(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the parts of a boundary's tensors that this rank sends."""
+        own = [tensor.chunk(parts)[self.split.group.index if parts > 1 else 0] for tensor, parts in zip(tensors, self.parts)]
+        return [tensor.detach().contiguous() for tensor in own]
 
     def empty(self) -> list[Tensor]:
         """Returns the buffers that parts are received into."""
-        return [torch.empty(seq // self.split.parts, *rest, dtype=self.dtype, device=self.device) for seq, *rest in self.shapes]
+        sizes = [(seq // parts, *rest) for (seq, *rest), parts in zip(self.shapes, self.parts)]
+        return [torch.empty(*size, dtype=self.dtype, device=self.device) for size in sizes]
 
     def unpack(self, received: list[Tensor]) -> BoundaryTensors:
-        return BoundaryTensors(*(ready(self.split.gather(part)) for part in received))
+        whole = [ready(self.split.gather(part)) if parts > 1 else part for part, parts in zip(received, self.parts)]
+        return type(self.shapes)(*whole)
 
 
 class PipelineRuntime:
@@ -147,7 +155,7 @@ class PipelineRuntime:
     def _forward(self, action: Action) -> None:
         item, chunk = action.item, self.chunks[action.chunk]
         model = chunk.model
-        x: Tensor | BoundaryTensors
+        x: Any
         if model.embedding is None:
             x = self.inputs[item] = self._arrived(Kind.RECV_FORWARD, item)
             for tensor in x:
@@ -175,7 +183,7 @@ class PipelineRuntime:
             torch.autograd.backward(edges, wanted)
         self.chunks[action.chunk].gathering.leave_backward()
         if item in self.inputs:
-            self.input_gradients[item] = [tensor.grad for tensor in self.inputs.pop(item)]
+            self.input_gradients[item] = [_gradient(tensor) for tensor in self.inputs.pop(item)]
         if not action.slice:
             self.slices.forget(action.chunk, action.micro_batch)
             self.keys.pop(action.micro_batch, None)
@@ -193,8 +201,7 @@ class PipelineRuntime:
 
     def _send(self, action: Action, tensors: Sequence[Tensor]) -> None:
         self.sent = [pending for pending in self.sent if not pending.over]  # frees tensors that have arrived
-        boundary = self._boundary(action.slice)
-        self.sent += [self._toward(action.peer).send(boundary.sent(tensor), action.peer) for tensor in tensors]
+        self.sent += [self._toward(action.peer).send(part, action.peer) for part in self._boundary(action.slice).sent(tensors)]
 
     def _receive(self, action: Action) -> None:
         received = self._boundary(action.slice).empty()
@@ -215,3 +222,8 @@ class PipelineRuntime:
         tensors = self._boundary(item[2]).unpack(received)
         self.recorder.arrived()
         return tensors
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    """Returns the gradient of a part's input, zero where the part does not use it."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

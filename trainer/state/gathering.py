@@ -62,24 +62,25 @@ class Gathering:
     def _before(self, unit: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return lambda module, inputs: self.enter(unit, unit + 1)
 
-    def _after(self, unit: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-        def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _after(self, unit: int) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
+        def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
             self._each(unit, FlatBucket.reshard)
-            entered: Tensor = _OnBackward.apply(output, lambda: self.enter_backward(unit))
-            return entered
+            single = isinstance(output, Tensor)
+            entered = _OnBackward.apply(lambda: self.enter_backward(unit), *([output] if single else output))
+            return entered[0] if single else type(output)(*entered)
 
         return after
 
 
 class _OnBackward(torch.autograd.Function):
-    """The identity; calls back when its gradient arrives."""
+    """The identity of tensors; calls back when their gradients have arrived."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, callback: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, callback: Callable[[], None], *given: Tensor) -> tuple[Tensor, ...]:
         ctx.callback = callback
-        return x.view_as(x)
+        return tuple(x.view_as(x) for x in given)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         ctx.callback()
-        return gradients[0], None
+        return None, *gradients

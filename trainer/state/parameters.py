@@ -58,8 +58,8 @@ class ParameterRecord:
 class ModelParameter:
     """A parameter of this rank, and the ``units`` of the model (embedding, block, head) that compute with it, each with a gradient."""
 
-    def __init__(self, record: ParameterRecord, tensor: nn.Parameter, unit: str):
-        self.record, self.tensor, self.units = record, tensor, [unit]
+    def __init__(self, record: ParameterRecord, tensor: nn.Parameter, *units: str):
+        self.record, self.tensor, self.units = record, tensor, [*units]
         self.place = slice(0)  # in its bucket
         self.arrived = 0
         self.fresh = True  # the next gradient overwrites the buffer
@@ -105,6 +105,8 @@ def initial_value(record: ParameterRecord, seed: int) -> Tensor:
     flat = torch.cat(list(_normal_blocks(record.name, seed, rows[0] * row_numel, rows[1] * row_numel, math.prod(record.shape))))
     rest = tuple(slice(start, stop) for start, stop in record.region[1:])
     inside.copy_(flat.view(rows[1] - rows[0], *record.shape[1:])[(slice(None), *rest)]).mul_(record.init.std)
+    if factors := record.init.factors:
+        inside.mul_(torch.tensor(factors)[rest[0]].view(-1, *[1] * (inside.dim() - 2)))
     return local
 
 

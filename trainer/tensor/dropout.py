@@ -129,11 +129,11 @@ class MatrixInputMask:
 
 class ShardedAttentionDropout(nn.Module):
     """Dropout of attention weights [b, heads, queries, keys], of which this rank has ``heads`` (global indices, out of ``total``). The last
-    query stands at the last key."""
+    query stands at the last key, unless the keys are another sequence's, which it ``crosses`` to."""
 
-    def __init__(self, p: float, site: str, noise: Noise, heads: range, total: int):
+    def __init__(self, p: float, site: str, noise: Noise, heads: range, total: int, crosses: bool = False):
         super().__init__()
-        self.p, self.site, self.noise, self.heads, self.total = p, site, noise, heads, total
+        self.p, self.site, self.noise, self.heads, self.total, self.crosses = p, site, noise, heads, total, crosses
         self.number = numbered(self)
 
     def forward(self, weights: Tensor, length: int) -> Tensor:
@@ -148,13 +148,15 @@ class ShardedAttentionDropout(nn.Module):
 
     def _kept(self, weights: Tensor, length: int) -> Tensor:
         rows, keys = weights.shape[-2:]
-        return self.kept_among(weights.shape[0], range(keys - rows, keys), length, weights.device)
+        queries = range(rows) if self.crosses else range(keys - rows, keys)
+        return self.kept_among(weights.shape[0], queries, length, weights.device, keys)
 
-    def kept_among(self, batch: int, queries: range, length: int, device: torch.device) -> Tensor:
-        """Returns the mask of weights [b, heads, queries, keys], of some queries of a sequence for all keys up to the last of them."""
+    def kept_among(self, batch: int, queries: range, length: int, device: torch.device, keys: int | None = None) -> Tensor:
+        """Returns the mask of weights [b, heads, queries, keys], of some queries of a sequence for so many ``keys``, or for all up to the
+        last of them."""
         heads, places = (torch.arange(r.start, r.stop, device=device) for r in (self.heads, queries))
-        keys = torch.arange(queries.stop, device=device)
-        axes = ((rows(self.noise, batch, device), 1), (heads, self.total), (places, length), (keys, length))
+        seen = torch.arange(queries.stop if keys is None else keys, device=device)
+        axes = ((rows(self.noise, batch, device), 1), (heads, self.total), (places, length), (seen, length))
         return self.noise.kept(self.site, self.p, axes)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainer.comm.collectives import Group
 from trainer.models.attention import AttentionCore, AttentionDropout, Rotary
+from trainer.models.encoder_decoder import Entry
 from trainer.models.experts import ExpertLinear, MixtureOfExperts, Router
 from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding, WidthNorm
 from trainer.models.transformer import Transformer
@@ -25,6 +26,7 @@ from trainer.tensor.experts import ExpertBalance, ExpertDispatcher, ShardedExper
 from trainer.tensor.fused import FusedProducts
 from trainer.tensor.layers import (
     ColumnLinear,
+    EnteredSequence,
     Gradients,
     LowRank,
     RowLinear,
@@ -74,6 +76,9 @@ class Parallelizer:
                     part.runs = self.region.runs
                 elif type(part) is Dropout and part.p:
                     _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
+        for name, part in list(model.named_children()):
+            if isinstance(part, Entry):
+                _set(model, name, EnteredSequence(self.region))
         return list(self.made.values())
 
     def _replace(self, model: Transformer, path: str, part: ParameterModule, unit: str) -> None:
@@ -98,10 +103,10 @@ class Parallelizer:
         """Returns the parallel form, also of a matrix that is not cut: torch's own would keep a view of gathered weights, whose storage has
         another use by backward."""
         low = self._low_rank(path, part, made) if isinstance(part, LowRankLinear) else None
-        form, region = RowLinear if part.cuts_inputs else ColumnLinear, self.region if part.cut else self._alone()
+        form, region = RowLinear if part.cuts_inputs else ColumnLinear, self.region if part.cut and not part.entered else self._alone()
         layer = form(made["weight"], made.get("bias"), region, self.gradients, low)
         if part.cut and unit.startswith("blocks."):
-            layer.eight_bits, layer.fused = self.eight_bits, self.fused
+            layer.eight_bits, layer.fused = self.eight_bits, None if part.entered else self.fused
         return layer
 
     def _dispatch(self, mixture: MixtureOfExperts, path: str) -> None:
@@ -126,11 +131,11 @@ class Parallelizer:
     def _parameter(self, name: str, plain: nn.Parameter, spec: ParameterSpec, unit: str) -> nn.Parameter:
         """Returns this rank's part of a plain parameter. A tied weight that is embedding and head here is one parameter, used twice."""
         if plain in self.made:
-            self.made[plain].units.append(unit)
+            self.made[plain].units += [unit] * spec.uses
         else:
             record = self._record(name, tuple(plain.shape), spec)
             empty = torch.empty(0, dtype=self.dtype, device=self.device)
-            self.made[plain] = ModelParameter(record, nn.Parameter(empty, requires_grad=record.trainable), unit)
+            self.made[plain] = ModelParameter(record, nn.Parameter(empty, requires_grad=record.trainable), *[unit] * spec.uses)
         return self.made[plain].tensor
 
     def _record(self, name: str, shape: tuple[int, ...], spec: ParameterSpec) -> ParameterRecord:
@@ -159,7 +164,7 @@ class Parallelizer:
         if isinstance(self.exchange, HeadExchange):
             core.heads = _part(core.heads, self.region.context)
         if isinstance(dropout, AttentionDropout) and dropout.p:
-            core.dropout = ShardedAttentionDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total)
+            core.dropout = ShardedAttentionDropout(dropout.p, f"{path}.dropout", self.noise, core.heads, total, core.crosses)
         sharded = core.dropout if isinstance(core.dropout, ShardedAttentionDropout) else None
         if sharded is not None or core.cap is not None:
             core.in_blocks = BlockAttention(sharded, core.window, core.cap)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.models.attention import AttentionCore, Rotary, rotated
+from trainer.models.encoder_decoder import StackCore
 from trainer.tensor.layers import ShardedPositionEmbedding
 from trainer.tensor.region import rows_at
 
@@ -39,6 +41,18 @@ class PackedTextStarts:
         """Returns the keys that each query sees, [b, 1, s, s]: those of its own text, up to itself. Blocks along the diagonal."""
         columns = torch.arange(len(self.starts), device=self.starts.device)
         return ((columns <= columns[:, None]) & (columns >= self.starts.t()[..., None]))[:, None]
+
+
+@dataclass(frozen=True)
+class ReadTokens:
+    """The tokens of a micro-batch that an encoder reads: all but padding."""
+
+    visible: Tensor  # [b, 1, 1, e]
+
+    @classmethod
+    def of(cls, length: int, rows: Tensor) -> ReadTokens:
+        """Finds them in the first ``length`` tokens of ``rows`` [s, b], in which padding holds complements."""
+        return cls((rows[:length] >= 0).t()[:, None, None])
 
 
 class PlacedRotary(nn.Module):
@@ -83,4 +97,11 @@ def separate_texts(part: nn.Module, texts: Callable[[], PackedTextStarts]) -> No
     place_embeddings(part, lambda: texts().positions)
     for core in part.modules():
         if isinstance(core, AttentionCore):
+            core.visible = lambda: texts().visible
+
+
+def hide_padding(part: nn.Module, texts: Callable[[], Any]) -> None:
+    """Makes attention to what an encoder reads blind to padding."""
+    for core in part.modules():
+        if isinstance(core, StackCore) and not core.causal:
             core.visible = lambda: texts().visible

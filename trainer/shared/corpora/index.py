@@ -21,6 +21,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.schema import DataConfig, ModelConfig
+from trainer.shared.run.spans import SENTINELS, SHORTEST, masked, raw_tokens, text_seq, written_of, written_tokens
 
 FORMAT = 2
 SAMPLE_BLOCKS, SAMPLE_BLOCK_BYTES = 256, 2**16
@@ -65,13 +66,42 @@ def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
             f"model.vocab={model.vocab} is smaller than the {index.vocab} tokens of the tokenizer in data.path={data.path}; "
             f"set model.vocab={index.vocab} or more, or prepare the data again with data.vocab={model.vocab}"
         )
-    if index.tokens < model.seq + 1:
+    if index.tokens < text_seq(model) + 1:
         raise ConfigError(
             f"data.path={data.path} holds {index.tokens} tokens, fewer than one sequence of model.seq={model.seq} and its next token; "
             "prepare more text or lower model.seq"
         )
-    windows(index, model.seq, data)
+    windows(index, text_seq(model), data)
+    if written_of(model) is not None:
+        _check_spans(data, model, index)
     return index
+
+
+def _check_spans(data: DataConfig, model: ModelConfig, index: CorpusIndex) -> None:
+    """Checks that the model has a token for each masked span, and room for the tokens that are written."""
+    spans = masked(text_seq(model))[1]
+    if model.seq < SHORTEST or spans > SENTINELS:
+        longest = (
+            max(seq for seq in range(SHORTEST, model.seq + 1) if masked(raw_tokens(seq))[1] <= SENTINELS) if spans > SENTINELS else None
+        )
+        raise ConfigError(
+            f"model.seq={model.seq} with data.kind=corpus masks {spans} spans of a text, and there are {SENTINELS} sentinels for one each; "
+            f"use {SHORTEST} to {longest}"
+            if longest
+            else f"model.seq={model.seq} leaves no room for a token, a sentinel and the end token; use {SHORTEST} or more"
+        )
+    known = words_of(Path(data.path) / TOKENIZER) or {}
+    needed = index.vocab if "<extra_id_0>" in known else index.vocab + SENTINELS
+    if model.vocab < needed:
+        raise ConfigError(
+            f"model.vocab={model.vocab} has no room for the {SENTINELS} sentinels of span corruption behind the {index.vocab} tokens of "
+            f"the tokenizer in data.path={data.path}; set model.vocab={needed} or more"
+        )
+    if model.decoder_seq and model.decoder_seq < (written := written_tokens(model.seq)):
+        raise ConfigError(
+            f"model.decoder_seq={model.decoder_seq} is less than the {written} tokens that span corruption of model.seq={model.seq} leaves "
+            f"to be written; set model.decoder_seq={written}, or leave it out"
+        )
 
 
 def windows(index: CorpusIndex, seq: int, data: DataConfig) -> tuple[int, int]:

@@ -159,6 +159,12 @@ class Family:
     norm_offset: bool = False  # norms multiply by 1 + weight
     attention_sinks: bool = False  # one more score per head, which takes weight from all
     further_positions: int = 0  # rows of the position embedding beyond the sequence
+    encoder_decoder: bool = False  # the first blocks are an encoder's, half of them unless the model says how many
+    attention_scale: float | None = None  # factor of attention scores; None: 1 / sqrt(head_width)
+    init_scale: float = 0.64  # initial standard deviation times sqrt(hidden)
+    final_dropout: bool = False  # between the last norm and the head
+    wide_embedding: bool = False  # initial embeddings are sqrt(hidden) times as wide as matrices
+    tied_head_scaled: bool = False  # the input of a tied head is divided by sqrt(hidden)
     # names on disk, and facts about published models
     hub: HubFormat
     gguf: GgufFormat | None = None  # None: no such file is read or written here

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import lru_cache, partial
 
 from trainer.shared.parallel.sequence import Runs, consecutive, equal_work
-from trainer.shared.run.flops import work_up_to
+from trainer.shared.run.flops import block_flops, head_flops, work_up_to
 from trainer.shared.run.schema import LayoutConfig, ModelConfig, ResolvedModelConfig
 
 ALIGNED, FEWEST = 128, 16
@@ -25,6 +26,8 @@ def blocks_per_chunk(model: ModelConfig, layout: LayoutConfig) -> list[int]:
         if model.layers % chunks:
             raise ValueError(f"{chunks} chunks do not divide {model.layers} blocks; balance by cost")
         return [model.layers // chunks] * chunks
+    if isinstance(model, ResolvedModelConfig) and model.encoder_layers:
+        return list(by_weights(tuple(block_flops(model, block) for block in range(model.layers)), chunks, head_flops(model)))
     return list(by_cost(model.layers, chunks, head_weight(model)))
 
 
@@ -60,6 +63,30 @@ def by_cost(layers: int, chunks: int, head: float) -> tuple[int, ...]:
         return (layers,)
     splits = [(*_even(layers - last, chunks - 1), last) for last in range(layers - chunks + 2)]
     return min(splits, key=lambda split: round(sum(n * n for n in split[:-1]) + (split[-1] + head) ** 2, 9))
+
+
+@lru_cache(maxsize=4096)
+def by_weights(weights: tuple[float, ...], chunks: int, head: float) -> tuple[int, ...]:
+    """Returns the split of blocks of these weights whose heaviest chunk is lightest, and of such splits one with a small sum of squares,
+    when the last chunk also carries ``head``. Only the last chunk may have no block."""
+    total = [0.0, *itertools.accumulate(weights)]
+    best: list[dict[int, tuple[float, float, int]]] = [{0: (0.0, 0.0, 0)}]  # by blocks so far: heaviest, sum of squares, blocks before
+    for chunk in range(1, chunks + 1):
+        last, row = chunk == chunks, dict[int, tuple[float, float, int]]()
+        ends = [len(weights)] if last else range(chunk, len(weights) + 1)
+        for end in ends:
+            options = []
+            for start, (heaviest, squares, _) in best[-1].items():
+                if start < end + last:
+                    load = total[end] - total[start] + head * last
+                    options.append((max(heaviest, load), squares + load**2, start))
+            if options:
+                row[end] = min(options)
+        best.append(row)
+    cuts = [len(weights)]
+    for row in reversed(best[1:]):
+        cuts.append(row[cuts[-1]][2])
+    return tuple(high - low for low, high in itertools.pairwise(reversed(cuts)))
 
 
 def _even(layers: int, chunks: int) -> tuple[int, ...]:

@@ -63,19 +63,33 @@ def work_up_to(model: ResolvedModelConfig, positions: int) -> float:
 
 
 def core_flops(model: ResolvedModelConfig, block: int) -> float:
-    """Returns the forward FLOPs of the attention core of one block on one sequence."""
+    """Returns the forward FLOPs of the attention core of one block on one sequence; of a decoder that sees an encoder, of both cores."""
+    if model.writes(block):
+        return float(4 * model.decoder_seq * (model.decoder_seq + model.seq) * model.query_width)
     return float(attention_core_flops(model.seq, model.query_width) * seen_keys(model.seq, model.window_of(block)) / model.seq)
 
 
 def block_flops(model: ResolvedModelConfig, block: int) -> float:
     """Returns the forward FLOPs of one block on one sequence."""
-    return float(matrix_flops(model.seq, _block_weights(model, block))) + core_flops(model, block)
+    if model.writes(block):
+        attention = attention_weights(model.hidden, model.query_width, model.kv_width)
+        mlp = mlp_weights(model.hidden, model.ffn, model.gated)
+        crossing = 2 * model.hidden * model.query_width
+        products = matrix_flops(model.decoder_seq, attention + crossing + mlp) + matrix_flops(model.seq, 2 * model.hidden * model.kv_width)
+    else:
+        products = matrix_flops(model.seq, _block_weights(model, block))
+    return float(products) + core_flops(model, block)
 
 
 def _block_weights(model: ResolvedModelConfig, block: int) -> int:
-    """Returns the elements of the matrices of one block that a token visits."""
+    """Returns the elements of the matrices that a token visits in a block of an encoder or a decoder alone."""
     inner = mixture_weights(model) if model.mixes(block) else mlp_weights(model.hidden, model.ffn, model.gated)
     return int(attention_weights(model.hidden, model.query_width, model.kv_width) + inner)
+
+
+def head_flops(model: ResolvedModelConfig) -> float:
+    """Returns the forward FLOPs of the head on one sequence."""
+    return float(matrix_flops(model.target_seq, model.hidden * model.vocab))
 
 
 def mixture_weights(model: ResolvedModelConfig) -> int:
@@ -87,8 +101,8 @@ def mixture_weights(model: ResolvedModelConfig) -> int:
 
 def model_flops(model: ResolvedModelConfig, sequences: int) -> float:
     """Returns the FLOPs of forward and backward of ``sequences`` without recomputation."""
-    head = matrix_flops(model.seq, model.hidden * model.vocab)
-    return sequences * float(training_flops(sum(block_flops(model, block) for block in range(model.layers)) + head))
+    blocks = sum(block_flops(model, block) for block in range(model.layers))
+    return sequences * float(training_flops(blocks + head_flops(model)))
 
 
 def recomputed_flops(model: ResolvedModelConfig, layout: LayoutConfig, recomputed_blocks: int, sequences: int) -> float:
@@ -100,7 +114,8 @@ def recomputed_flops(model: ResolvedModelConfig, layout: LayoutConfig, recompute
         case "full":
             each = sum(block_flops(model, block) for block in range(model.layers)) / model.layers
             skipping = 1 - len(model.mixtures) / model.layers if model.norm_at == "before" else 0
-            again = each - skipping * matrix_flops(model.seq, model.hidden * model.ffn)
+            tokens = sum(model.decoder_seq if model.writes(block) else model.seq for block in range(model.layers)) / model.layers
+            again = each - skipping * matrix_flops(tokens, model.hidden * model.ffn)
         case _:
             again = 0.0
     return sequences * recomputed_blocks * again

@@ -19,15 +19,18 @@ from trainer.shared.run.read import from_record
 from trainer.shared.run.schema import (
     GATED,
     ExpertsConfig,
+    LatentConfig,
     LayoutConfig,
     ModelConfig,
     ResolvedLayoutConfig,
     ResolvedModelConfig,
     ResolvedOptimizerConfig,
     ResolvedTrainConfig,
+    RopeConfig,
     TrainConfig,
 )
-from trainer.shared.run.tuning import check_tasks, check_tune, virtual_tokens
+from trainer.shared.run.spans import written_tokens
+from trainer.shared.run.tuning import PROMPTS, check_tasks, check_tune, virtual_tokens
 
 T = TypeVar("T")
 
@@ -76,9 +79,11 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
         **chosen,
         kv_heads=model.kv_heads or model.heads,
         ffn=ffn,
-        init_std=0.64 / math.sqrt(model.hidden) if model.init_std is None else model.init_std,
+        init_std=family.init_scale / math.sqrt(model.hidden) if model.init_std is None else model.init_std,
         head_width=head,
-        attention_scale=1 / math.sqrt(head) if model.attention_scale is None else model.attention_scale,
+        attention_scale=model.attention_scale or family.attention_scale or 1 / math.sqrt(head),
+        encoder_layers=(model.layers // 2 if family.encoder_decoder else 0) if model.encoder_layers is None else model.encoder_layers,
+        decoder_seq=model.decoder_seq or (written_tokens(model.seq) if family.encoder_decoder else 0),
     )
 
 
@@ -108,6 +113,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     if config.command is None and (name := untrained(config.model)) is not None:
         raise ConfigError(f"{name} can be planned but not trained here yet; use trainer=NAME of another trainer, or leave it out")
     _check_own_experts(config)
+    _check_own_stacks(config)
     _check_split(config.model, config.layout)
     _check_context(config)
     _check_world(config.layout, world_size)
@@ -253,6 +259,81 @@ def check_model(given: ModelConfig) -> None:
     if "head" in model.biases and model.tied:
         raise ConfigError("model.biases has a bias of the head, which model.tied=true shares with the embedding; leave one of them out")
     _check_experts(model)
+    _check_stacks(given, model)
+
+
+ONE_STACK: dict[str, Any] = {
+    "window": None, "full_every": 0, "score_cap": None, "qk_norm": "none", "norm_at": "before", "residual": "sequential",
+    "residual_scale": 1.0, "predicted_tokens": 0, "rope": RopeConfig(), "experts": ExpertsConfig(), "latent": LatentConfig(),
+}  # fmt: skip
+"""Keys of the model that a network with an encoder leaves at these values."""
+
+
+def _check_stacks(given: ModelConfig, model: ResolvedModelConfig) -> None:
+    """Checks the keys of an encoder and its decoder, and those that only a network with one stack has."""
+    if not FAMILIES[model.family].encoder_decoder:
+        theirs = {"encoder_layers": model.encoder_layers, "decoder_seq": given.decoder_seq}
+        for name, value in theirs.items():
+            if value:
+                raise ConfigError(
+                    f"model.{name}={value} is for a family with an encoder, and model.family={model.family} has none; leave it out"
+                )
+        if model.positions == "relative":
+            raise ConfigError(f"model.positions=relative is for model.family=t5, not {model.family}; use learned, rotary, alibi or none")
+        return
+    if not 0 < model.encoder_layers < model.layers:
+        raise ConfigError(
+            f"model.encoder_layers={model.encoder_layers} of model.layers={model.layers} leaves a stack without a block; "
+            + (f"use 1 to {model.layers - 1}" if model.layers > 1 else "raise model.layers")
+        )
+    for name, usual in ONE_STACK.items():
+        if (value := getattr(model, name)) != usual:
+            key, value = _first_other(name, value, usual)
+            raise ConfigError(
+                f"model.{key}={value} is for families without an encoder, and model.family={model.family} has one; leave it out"
+            )
+    if model.positions in ("rotary", "alibi"):
+        raise ConfigError(f"model.positions={model.positions} is for families without an encoder; use relative, learned or none")
+    if model.kv_heads != model.heads:
+        raise ConfigError(f"model.kv_heads={model.kv_heads}: model.family={model.family} has a key and a value for each head; leave it out")
+    if model.positions == "relative" and model.relative_distance <= model.relative_buckets // 2:
+        raise ConfigError(
+            f"model.relative_distance={model.relative_distance} is not beyond the {model.relative_buckets // 2} exact distances of "
+            f"model.relative_buckets={model.relative_buckets}; raise it, or lower the buckets"
+        )
+
+
+def _first_other(name: str, value: Any, usual: Any) -> tuple[str, Any]:
+    """Returns the key that is not as usual, and its value: of a group of keys, the first such one in it."""
+    if not dataclasses.is_dataclass(value):
+        return name, value
+    return next((f"{name}.{f.name}", own) for f in dataclasses.fields(value) if (own := getattr(value, f.name)) != getattr(usual, f.name))
+
+
+def _check_own_stacks(config: ResolvedTrainConfig) -> None:
+    """Checks what our own trainer does with an encoder and its decoder."""
+    model, layout = config.model, config.layout
+    if config.command is not None or not model.encoder_layers:
+        return
+    wrong = {
+        f"layout.context={layout.context}": layout.context > 1,
+        f"layout.slices={layout.slices}": layout.slices > 1,
+        "data.pack=true": config.data.pack,
+        "run.compile=true": config.run.compile,
+        f"tune.method={config.tune.method}": config.tune.method in PROMPTS,
+    }
+    for named, there in wrong.items():
+        if there:
+            raise ConfigError(f"{named} is not offered for model.family={model.family}, which has an encoder; leave it out")
+    if config.run.task in ("generate", "inference"):
+        raise ConfigError(
+            f"run.task={config.run.task} writes on behind a text, and model.family={model.family} reads one and writes another"
+        )
+    if layout.sequence_parallel and model.decoder_seq % layout.tensor:
+        raise ConfigError(
+            f"layout.sequence_parallel shards model.decoder_seq={model.decoder_seq} over layout.tensor={layout.tensor}, which does not "
+            f"divide it; set model.decoder_seq={-(-model.decoder_seq // layout.tensor) * layout.tensor}, or layout.sequence_parallel=false"
+        )
 
 
 def _check_rope(model: ResolvedModelConfig) -> None:

@@ -16,7 +16,7 @@ from trainer.shared.families.registry import FAMILIES
 GATED = ("swiglu", "geglu")
 """Activations of an MLP with two matrices up, one of which gates the other."""
 ACTIVATIONS = ("gelu", "gelu_exact", "relu", "squared_relu", *GATED)
-POSITIONS = ("learned", "rotary", "alibi", "none")
+POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
 NORM_VECTORS = {"layer": 2, "layer_no_bias": 1, "rms": 1}
 """Parameters of a norm by its kind, in vectors: scale and shift, or scale alone."""
 ROUTERS = ("softmax", "sigmoid")
@@ -117,7 +117,7 @@ class ModelConfig:
 
     family: str = key(next(iter(FAMILIES)), "architecture: " + ", ".join(each.title or each.name for each in FAMILIES.values()),
         choices=tuple(FAMILIES))
-    layers: int = key(4, "transformer blocks", minimum=1, maximum=100_000)
+    layers: int = key(4, "transformer blocks, of an encoder and its decoder together", minimum=1, maximum=100_000)
     hidden: int = key(128, "width of the residual stream", minimum=1, maximum=10_000_000)
     heads: int = key(4, "attention heads", minimum=1, maximum=10_000_000)
     kv_heads: Optional[int] = key(None, "key/value heads (grouped-query attention); null = heads", minimum=1, maximum=10_000_000)
@@ -153,6 +153,12 @@ class ModelConfig:
     residual_scale: float = key(1.0, "factor of what attention and MLP add to the residual stream", above=0)
     logit_scale: float = key(1.0, "factor of logits", above=0)
     predicted_tokens: int = key(0, "further tokens that modules at the end predict (planned, not trained yet)", minimum=0, maximum=100)
+    encoder_layers: Optional[int] = key(None, "how many of them, from the first, are an encoder's; null = by family (t5: half; others: none)",
+        minimum=0, maximum=100_000)
+    decoder_seq: Optional[int] = key(None, "t5: tokens that the decoder writes, while model.seq counts those that the encoder reads; null = as many as "
+        "span corruption leaves", minimum=0, maximum=MOST)
+    relative_buckets: int = key(32, "positions=relative: rows of the table of biases", minimum=4, maximum=1_000_000)
+    relative_distance: int = key(128, "positions=relative: distance from which on all keys share a row", minimum=2, maximum=MOST)
     rope: RopeConfig = key(RopeConfig, "scaling of rotary positions")
     experts: ExpertsConfig = key(ExpertsConfig, "mixture of experts")
     latent: LatentConfig = key(LatentConfig, "multi-head latent attention")
@@ -383,6 +389,17 @@ class ResolvedModelConfig(ModelConfig):
     biases: list[str] = field()
     residual: str = field()
     attention_scale: float = field()
+    encoder_layers: int = field()
+    decoder_seq: int = field()
+
+    @property
+    def target_seq(self) -> int:
+        """Returns the targets of a sequence: the decoder's tokens where there is an encoder."""
+        return self.decoder_seq if self.encoder_layers else self.seq
+
+    def writes(self, block: int) -> bool:
+        """Returns whether block ``block`` is of a decoder that sees an encoder."""
+        return 0 < self.encoder_layers <= block
 
     @property
     def gated(self) -> bool:
