@@ -56,7 +56,8 @@ def lengths(count: int, share: float) -> list[float]:
 @lru_cache(maxsize=4096)
 def most_held(stages: int, rank: int, micro_batches: int, count: int, share: float) -> tuple[float, int, int]:
     """Returns the three numbers of ``HeldSlices`` at the forward behind which a rank holds most."""
-    sizes, held, begun = lengths(count, share), 0.0, set()
+    sizes, held = lengths(count, share), 0.0
+    begun: set[int] = set()  # micro-batches whose backward has begun
     left: dict[int, int] = {}  # slices in flight, by micro-batch
     found = []
     for action in compute_order("sliced_1f1b", stages, 1, micro_batches, count)[rank]:
