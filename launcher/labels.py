@@ -18,6 +18,7 @@ def layout_label(layout: Mapping[str, Any]) -> str:
     words.append(f"mb{layout.get('micro_batch', 1)}")
     if pipeline > 1:
         words.append(str(layout.get("schedule", "1f1b")).replace("_", "-"))
+    words += [f"s{layout['slices']}"] * (layout.get("slices", 1) > 1)
     if layout.get("sequence_parallel"):
         words.append("sp")
     if layout.get("recompute", "none") != "none":

@@ -32,7 +32,7 @@ class TokenBatch:
     """A replica's tokens of one step (``trainer.pipeline.runtime.Batch``)."""
 
     rows: Tensor | None  # [micro-batches, s + 1, b]; a position without a target holds the complement of its token
-    runs: Runs  # positions of this rank's tokens
+    runs: Callable[[], Runs]  # positions of this rank's tokens, now
     step: int
     first_row: int  # in the global batch
     size: int  # b
@@ -48,14 +48,14 @@ class TokenBatch:
 
     def tokens(self, micro_batch: int) -> Tensor | PairTokens:
         assert self.rows is not None
-        row = self.rows[micro_batch]
-        written = known(rows_at(row[self.read :], self.runs))
+        row, runs = self.rows[micro_batch], self.runs()
+        written = known(rows_at(row[self.read :], runs))
         return PairTokens(known(row[: self.read]), written) if self.read else written
 
     def wanted(self, micro_batch: int) -> Tensor:
         """Returns the targets of those tokens, negative where there is none."""
         assert self.rows is not None
-        return rows_at(self.rows[micro_batch, self.read + 1 :], self.runs)
+        return rows_at(self.rows[micro_batch, self.read + 1 :], self.runs())
 
     @property
     def targets(self) -> Tensor:
@@ -66,7 +66,7 @@ class TokenBatch:
     def every_wanted(self) -> Tensor:
         """Returns the targets of all micro-batches, [s, micro-batches, b]."""
         assert self.rows is not None
-        return rows_at(self.rows[:, self.read + 1 :].transpose(0, 1), self.runs)
+        return rows_at(self.rows[:, self.read + 1 :].transpose(0, 1), self.runs())
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
         return head_loss(x, *self.compared(head, micro_batch))
@@ -129,7 +129,7 @@ class BatchReader:
         weight = loss_scale / self.tokens
         sizes, cap = (step, self.first, self.size), self.config.model.logit_cap
         model = self.config.model
-        own = self.rank.region.whole_runs(model.target_seq // self.config.layout.context)
+        own = partial(self.rank.region.whole_runs, model.target_seq // self.config.layout.context)
         width, read = self._vocabulary_width(), model.seq if model.encoder_layers else 0
         return TokenBatch(here, own, *sizes, weight, width, chunk, fused, texts_of(self.config), cap, read=read)
 

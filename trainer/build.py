@@ -19,7 +19,7 @@ from trainer.models.tuned import add_tuning
 from trainer.pipeline.compile import compile_blocks, compiles
 from trainer.pipeline.recompute import apply_recompute
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
-from trainer.shared.parallel.balance import blocks_per_chunk
+from trainer.shared.parallel.balance import blocks_per_chunk, slices_of
 from trainer.shared.parallel.boundary import shapes_between
 from trainer.shared.parallel.placement import FOLDED
 from trainer.shared.parallel.schedule import build
@@ -38,7 +38,8 @@ from trainer.tensor.experts import ExpertBalance
 from trainer.tensor.fused import FusedProducts
 from trainer.tensor.parallelize import Parallelizer
 from trainer.tensor.placed import hide_padding, separate_texts
-from trainer.tensor.region import Region
+from trainer.tensor.region import Region, SequenceSlices
+from trainer.tensor.slices import EarlierKeys
 
 FORWARD_TASKS = ("evaluate", "generate", "inference")
 """Values of ``run.task`` that take weights as they are given and change nothing: there are no initial weights, gradients and moments."""
@@ -100,7 +101,8 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
     mixes, trains = bool(config.model.mixtures), config.run.task not in FORWARD_TASKS
     groups = Groups.make(world, config.layout, config.model.tied, mixes)
     precision = Precision.of(config.run.precision, trains, config.run.moments)
-    region, noise = Region(groups.tensor, config.layout.sequence_parallel, groups.context), Noise(config.run.seed)
+    slices = SequenceSlices(slices_of(config.model, config.layout) if config.layout.slices > 1 else ())
+    region, noise = Region(groups.tensor, config.layout.sequence_parallel, groups.context, slices), Noise(config.run.seed)
     recorder, positions = Recorder(world.ledger.clock, world.ledger), positions or config.model.seq
     state = _state(config, groups, precision, trains, world.device)
     parallelizer = _parallelizer(config, groups, region, state, noise, precision)
@@ -149,6 +151,8 @@ def _parallelizer(
 ) -> Parallelizer:
     layout, device = config.layout, state.pool.device
     exchange = EXCHANGE_CLASSES[config.run.context_exchange](region, state) if layout.context > 1 else None
+    if layout.slices > 1:
+        exchange = EarlierKeys(region.slices, state)
     parallelizer = Parallelizer(groups.axes, region, state, noise, precision.compute, device, exchange=exchange)
     if config.run.precision == "fp8":
         parallelizer.eight_bits = EightBitProduct.on(device, compiles(config.run.compile, device))
@@ -174,7 +178,8 @@ def _model_part(
     if config.model.encoder_layers and config.data.kind == "instructions":
         hide_padding(part, noise.texts)
     apply_recompute(part, layout, noise)
-    compiled = False if config.data.pack or layout.context > 1 or config.model.encoder_layers else config.run.compile
+    eager = config.data.pack or layout.context > 1 or layout.slices > 1 or config.model.encoder_layers
+    compiled = False if eager else config.run.compile
     compile_blocks(part.blocks, compiled, config.run.compile_fallback, parallelizer.device)
     return part, parameters
 
@@ -183,8 +188,9 @@ def _pipeline(
     config: ResolvedTrainConfig, groups: Groups, chunks: list[Chunk], state: ShardedState, boundary: Boundary, recorder: Recorder
 ) -> PipelineRuntime:
     layout = config.layout
-    schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, micro_batches(config))
-    return PipelineRuntime(schedule[groups.at["pipeline"]], chunks, state, boundary, groups.up, groups.down, recorder)
+    schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, micro_batches(config), layout.slices)
+    slices = boundary.region.slices
+    return PipelineRuntime(schedule[groups.at["pipeline"]], chunks, state, boundary, slices, groups.up, groups.down, recorder)
 
 
 def _boundary(config: ResolvedTrainConfig, region: Region, precision: Precision, device: torch.device) -> Boundary:

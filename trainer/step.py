@@ -109,7 +109,7 @@ class Engine:
 
     def gradients(self, batch: TokenBatch) -> list[Tensor]:
         """Computes forward and backward of all micro-batches. Gradient reductions may still be running when it returns."""
-        self.rank.state.begin(self.batches.micro_batches)
+        self.rank.state.begin(self.batches.micro_batches * self.config.layout.slices)
         if self.rank.balance is not None:
             self.rank.balance.begin(batch.weight)
         return self.rank.pipeline.step(batch)

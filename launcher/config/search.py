@@ -20,8 +20,11 @@ class SpaceConfig:
         None, "largest context degree; null = powers of two that leave each rank 4,096 tokens of a sequence, if the trainer can be told", minimum=1
     )
     max_expert: Optional[int] = key(None, "largest expert degree; null = model.experts.count, if the trainer can be told", minimum=1)
+    max_slices: Optional[int] = key(
+        None, "most slices of a sequence; null = powers of two that leave each 4,096 tokens, if the trainer can be told", minimum=1
+    )
     max_micro_batch: int = key(16, "largest micro-batch", minimum=1)
-    schedules: list[str] = key(partial(list, ("1f1b", "interleaved", "zero_bubble")), "pipeline schedules (gpipe never beats 1f1b)", choices=SCHEDULES)
+    schedules: list[str] = key(partial(list, ("1f1b", "interleaved", "zero_bubble", "sliced_1f1b")), "pipeline schedules (gpipe never beats 1f1b)", choices=SCHEDULES)
     recompute: list[str] = key(partial(list, RECOMPUTE), "recomputation of activations", choices=RECOMPUTE)
     partial_recompute: bool = key(True, "also full recomputation of only half the blocks of a chunk")
     sequence_parallel: list[bool] = key(partial(list, (False, True)), "sequence parallelism, where layout.tensor > 1", choices=(False, True))

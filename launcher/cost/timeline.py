@@ -1,4 +1,5 @@
-"""The pipeline of one predicted step, action by action: the trainer's own schedule, simulated with the cost model's times."""
+"""The pipeline of one predicted step, action by action: the trainer's own schedule, simulated with the cost model's times. Slices of
+sequences are of equal work, and take the same time."""
 
 from __future__ import annotations
 
@@ -32,10 +33,11 @@ class SimulatedTimeline:
 def timeline(case: Case, split: Sequence[int] | None = None, most: int = MOST_SPANS) -> SimulatedTimeline:
     """Simulate the single layout of ``case``; at most about ``most`` computations of it, but the pipeline filled twice."""
     layout = case.table[0]
-    p, v, m = int(layout["pipeline"]), int(layout["virtual_pipeline"]), int(case.micro_batches[0])
-    shown = min(m, max(2, most // (2 * p * v) // p) * p)  # whole rounds of the pipeline, so that its end looks as it does
+    p, v, m = int(layout["pipeline"]), int(layout["virtual_pipeline"]), int(case.micro_batches[0] / case.slices[0])
+    slices = int(case.slices[0])
+    shown = min(m, max(2, most // (2 * p * v * slices) // p) * p)  # whole rounds of the pipeline, so that its end looks as it does
     times = model.stage_times(case, stages.held(case, split), block.of_stacks(case))
-    schedule = build(SCHEDULES[int(layout["schedule"])], p, v, shown)
+    schedule = build(SCHEDULES[int(layout["schedule"])], p, v, shown, slices)
     return SimulatedTimeline(simulate(schedule, _per_stage(times, p, v, _head_at_once(case))), v, shown, m)
 
 

@@ -18,8 +18,9 @@ from launcher.planning.space import Space
 from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.schema import LayoutConfig
 
-FURTHER_AXES = ("context", "expert")
+FURTHER_AXES = ("context", "expert", "slices")
 """Axes that not every trainer has."""
+SLICED_APART = "trainer: slices keep keys and values on one rank, and context ranks share them"
 APART = "trainer: a sharding factor neither divides context nor is a multiple of it, and those ranks are apart"
 UNEVEN_EXPERTS = "trainer: expert neither divides tensor nor is a multiple of it"
 CUT_EXPERTS = "trainer: deals out experts to context and data ranks alone"
@@ -53,8 +54,8 @@ def expressible(found: Space, trainer: TrainerProfile) -> Space:
 
 
 def within_told(limits: SpaceConfig, trainer: TrainerProfile) -> SpaceConfig:
-    """Sets to 1 the limits of axes (context, expert) that ``trainer`` has no option for, so that they are not enumerated. The profile of a
-    trainer that is only predicted lists its options as well."""
+    """Sets to 1 the limits of axes (context, expert, slices) that ``trainer`` has no option for, so that they are not enumerated. The
+    profile of a trainer that is only predicted lists its options as well."""
     if trainer.embedded:
         return limits
     told = mentioned(trainer.launch).keys()
@@ -77,6 +78,7 @@ def folding(found: Space, trainer: TrainerProfile) -> Space:
     if not trainer.memory.whole_experts:
         table = _kept(table, table["data"] * table["context"] % table["expert"] == 0, CUT_EXPERTS, dropped)
     if trainer.embedded:
+        table = _kept(table, (table["slices"] == 1) | (table["context"] == 1), SLICED_APART, dropped)
         tensor, expert = table["tensor"], table["expert"]
         table = _kept(table, (tensor % expert == 0) | (expert % tensor == 0), UNEVEN_EXPERTS, dropped)
         context, factors = table["context"], (table[name] for name in ("params", "grads", "optimizer"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,6 +127,8 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
 
     def within(limits: SpaceConfig) -> Space:
         limits = within_told(limits, config.trainer)
+        if config.trainer.embedded and (config.run.compile or config.model.experts.balance_loss):  # blocks and losses of whole sequences
+            limits = dataclasses.replace(limits, max_slices=1)
         return expressible(space(config.model, config.cluster, config.run.global_batch, limits), config.trainer)
 
     found = narrowed(within(limits or config.search.space), wanted or {}, lambda: within(config.search.space))

@@ -7,7 +7,10 @@ By default, context degrees are powers of two that leave each rank at least ``CO
 ring's transfers of keys and values only if a rank has thousands of tokens (Liu et al. 2023, arXiv 2310.01889, section 3: a block must be
 longer than arithmetic rate over bandwidth), and shorter pieces make matrix products thin where another axis would not. Shorter pieces are
 therefore never the fastest, and without them a space of five axes is predicted in a second or two. ``search.space.max_context`` admits
-every degree up to it. Expert degrees, as sharding factors, are those at which the speed of dispatch changes: none, a node, all experts.
+every degree up to it. Slices of sequences are as long: twice as many divide the bubble of a pipeline again, and with shorter ones the time
+that they lose in kernels has been as long as that (published logs of arXiv 2406.03488: sequences of 32,768 tokens in 4 and in 8 slices,
+49,390 and 50,341 tokens a second). Expert degrees, as sharding factors, are those at which the speed of dispatch changes: none, a node,
+all experts.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ RULES = (
     "ranks: tensor x pipeline x context does not divide the cluster",
     "fold: expert does not divide tensor x context x data",
     "schedule: interleaving needs a pipeline and more than one chunk, and they need interleaving",
+    "slices: they need sliced_1f1b, which needs them, and no more of them than positions that tensor ranks share",
     "batch: micro_batch x data does not divide the global batch",
     "sharding: params, grads, optimizer, data x context do not each divide the next",
 )
@@ -47,7 +51,8 @@ REDUNDANT = (
     "same: another layout of the space means the same run",
 )
 CONTEXT_TOKENS = 4096
-"""The least tokens of a sequence per context rank, unless ``search.space.max_context`` is given."""
+"""The least tokens of a sequence per context rank or slice, unless ``search.space.max_context`` or ``max_slices`` is given."""
+SLICED = SCHEDULES.index("sliced_1f1b")
 INTERLEAVED, EQUAL, COST, FULL = SCHEDULES.index("interleaved"), BALANCES.index("equal"), BALANCES.index("cost"), RECOMPUTE.index("full")
 
 
@@ -89,6 +94,7 @@ def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_ba
     tensor, pipeline, virtual, data = (table[name] for name in ("tensor", "pipeline", "virtual_pipeline", "data"))
     context, expert, experts = table["context"], table["expert"], model.experts
     chunks, shared = pipeline * virtual, np.maximum(data * context, 1)
+    slices, unit = table["slices"], np.where(table["sequence_parallel"], tensor, 1)
     split = [getattr(model, name) % tensor != 0 for name in ("heads", "kv_heads", "ffn")]
     broken = [
         split[0] | split[1] | split[2],
@@ -100,6 +106,7 @@ def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_ba
         (data < 1) | (tensor * pipeline * context * data > world_size),
         tensor * shared % expert != 0,
         ((table["schedule"] == INTERLEAVED) != (virtual > 1)) | ((virtual > 1) & (pipeline == 1)),
+        ((table["schedule"] == SLICED) != (slices > 1)) | (slices * unit > model.seq),
         global_batch % np.maximum(table["micro_batch"] * data, 1) != 0,
         (table["grads"] % table["params"] != 0) | (table["optimizer"] % table["grads"] != 0) | (shared % table["optimizer"] != 0),
     ]
@@ -133,20 +140,22 @@ def _first(broken: Sequence[np.ndarray]) -> np.ndarray:
 
 def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig) -> np.ndarray:
     """Returns all combinations of the axes, schedule and micro-batch, valid or not; nothing sharded or recomputed."""
-    world = cluster.world_size
+    world, ways = cluster.world_size, np.array(_schedules(model, limits))
     axes = {
         "tensor": [d for d in divisors(world) if d <= (limits.max_tensor or cluster.gpus_per_node)],
         "pipeline": [d for d in divisors(world) if d <= min(limits.max_pipeline or model.layers, model.layers)],
         "virtual_pipeline": [d for d in divisors(model.layers) if d <= (limits.max_virtual or model.layers)],
-        "schedule": [SCHEDULES.index(name) for name in limits.schedules],
+        "way": range(len(ways)),
         "micro_batch": [d for d in divisors(global_batch) if d <= limits.max_micro_batch],
         "context": _contexts(model, world, limits.max_context),
         "expert": _experts(model.experts.count, cluster.gpus_per_node, limits.max_expert),
     }
     grid = np.meshgrid(*axes.values(), indexing="ij")
     table = np.zeros(grid[0].size, LAYOUT_DTYPE)
-    for name, values in zip(axes, grid):
-        table[name] = values.ravel()
+    columns = {name: values.ravel() for name, values in zip(axes, grid)}
+    columns["schedule"], columns["slices"] = ways[columns.pop("way")].T
+    for name, values in columns.items():
+        table[name] = values
     for name in ("recompute_every", "params", "grads", "optimizer"):
         table[name] = 1
     table["recompute_layers"] = -1
@@ -155,6 +164,16 @@ def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, li
     uneven = (model.layers % table["pipeline"] != 0) & (table["virtual_pipeline"] == 1)
     table["balance"] = np.where(uneven, COST, EQUAL)
     return table
+
+
+def _schedules(model: ModelConfig, limits: SpaceConfig) -> list[tuple[int, int]]:
+    """Returns (schedule, slices) of each way to run a pipeline, with all numbers of slices up to ``max_slices`` if it is given."""
+    if limits.max_slices is not None:
+        slices = list(range(2, limits.max_slices + 1))
+    else:
+        slices = [n for n in (2**power for power in range(1, 31)) if n * CONTEXT_TOKENS <= model.seq]
+    given = [SCHEDULES.index(name) for name in limits.schedules]
+    return [(code, n) for code in given for n in (slices if code == SLICED else [1])] or [(SLICED, 1)]
 
 
 def _contexts(model: ModelConfig, world: int, most: int | None) -> list[int]:

@@ -35,7 +35,7 @@ from trainer.shared.run.read import to_dict
 from trainer.shared.run.rules import FIRST_KEYS, resolve_model
 from trainer.shared.run.schema import ModelConfig, TuneConfig
 
-NEWER_THAN_STAGES = [("run", "context_exchange", "all_gather")]
+NEWER_THAN_STAGES = [("run", "context_exchange", "all_gather"), ("layout", "slices", 1), ("layout", "slice_lengths", None)]
 """Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [
     ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),

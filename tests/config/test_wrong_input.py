@@ -16,6 +16,7 @@ from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
+SLICED = ["layout.schedule=sliced_1f1b", "layout.slices=2"]
 CASES = [
     (["layout.tensor=3"], "layout.tensor=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.tensor=2", "cluster.gpus_per_node=5"], "layout.tensor=2 x layout.pipeline=1 = 2 ranks do not divide the cluster's 5"),
@@ -38,7 +39,10 @@ CASES = [
     (["optimizer.lr=1" + "0" * 400], "optimizer.lr is too large a number; give one below 1e308"),
     (["model=gpt_tinny"], "model=gpt_tinny does not exist; did you mean 'gpt_tiny'?"),
     (["cluster=lokal"], "cluster=lokal does not exist; did you mean 'local'?"),
-    (["layout.schedule=1f2b"], "layout.schedule='1f2b' is not one of gpipe, 1f1b, interleaved or zero_bubble; did you mean '1f1b'?"),
+    (
+        ["layout.schedule=1f2b"],
+        "layout.schedule='1f2b' is not one of gpipe, 1f1b, interleaved, zero_bubble or sliced_1f1b; did you mean '1f1b'?",
+    ),
     (["layout.schedule=interleaved"], "interleaving needs both layout.schedule=interleaved and layout.virtual_pipeline of 2 or more"),
     (["layout.tensor=4", "layout.pipeline=2"], "layout.tensor=4 x layout.pipeline=2 x layout.data=1 needs 8 ranks, but the cluster has 4"),
     (["layout.data=8"], "needs 8 ranks, but the cluster has 4; lower one of them, or raise cluster.nodes or cluster.gpus_per_node"),
@@ -48,6 +52,25 @@ CASES = [
     (["model.heads=5"], "model.heads=5 does not divide model.hidden=128"),
     (["model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.context=2", "run.task=generate"], "layout.context=2: context ranks share sequences of training, and texts are generated"),
+    (["layout.slices=2"], "slices need both layout.schedule=sliced_1f1b and layout.slices of 2 or more"),
+    (["layout.schedule=sliced_1f1b"], "slices need both layout.schedule=sliced_1f1b and layout.slices of 2 or more"),
+    ([*SLICED, "layout.slices=129"], "layout.slices=129 is more than model.seq=128 has positions to cut; use 128 or fewer"),
+    (
+        [*SLICED, "layout.slice_lengths=[100,27]"],
+        "layout.slice_lengths=[100, 27] must hold layout.slices=2 lengths of 1 or more that add up to model.seq=128; change them, or leave",
+    ),
+    ([*SLICED, "layout.slice_lengths=[128,0]"], "must hold layout.slices=2 lengths of 1 or more"),
+    (
+        [*SLICED, "layout.tensor=2", "layout.sequence_parallel=true", "layout.slice_lengths=[127,1]"],
+        "each a multiple of layout.tensor=2, which sequence_parallel shards it over",
+    ),
+    ([*SLICED, "layout.context=2"], "layout.slices=2 keeps keys on one rank, and layout.context=2 ranks share them; use one or the other"),
+    ([*SLICED, "run.task=generate"], "layout.slices=2 cuts sequences of training, and texts are generated token by token"),
+    ([*SLICED, "run.compile=true"], "run.compile=true compiles blocks for one length of sequences, and layout.slices=2 has several"),
+    (
+        [*SLICED, "model=moe_tiny", "model.experts.balance_loss=0.1"],
+        "layout.slices=2 with model.experts.balance_loss=0.1, which is a loss of whole sequences; use layout.slices=1, or balance_loss=0",
+    ),
     (["layout.context=3"], "layout.context=3 cuts model.seq=128 in two pieces for each rank, one near its start and one near its end"),
     (
         ["model=llama_tiny", "layout.context=4", "run.context_exchange=all_to_all"],

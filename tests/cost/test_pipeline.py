@@ -55,6 +55,18 @@ def test_a_slow_last_stage_and_transfers_take_exactly_the_simulated_time(name: s
     assert closed(name, p, 1, m, forward, backward, send) == pytest.approx(simulated(name, p, 1, m, forward, backward, send), rel=1e-9)
 
 
+@given(p=st.integers(2, 8), m=st.integers(1, 8), k=st.integers(2, 8), head=st.floats(0, 1), send=st.floats(0, 0.1))
+def test_slices_are_as_many_micro_batches_and_never_slower(p: int, m: int, k: int, head: float, send: float) -> None:
+    """Ranks run ahead by k - 1 slices more than by micro-batches, which hides transfers and a slow last rank that 1F1B waits for."""
+    forward, backward = [1.0] * p, [2.0] * p
+    forward[-1] += head
+    backward[-1] += 2 * head
+    found = closed("1f1b", p, 1, m * k, forward, backward, send)
+    halves = [b / 2 for b in backward]
+    sliced = makespan(simulate(build("sliced_1f1b", p, 1, m, k), Times(forward, backward, halves, halves, [send] * p)))
+    assert sliced <= found * (1 + 1e-9) and sliced == pytest.approx(found, rel=0.12 if send else 0.01)
+
+
 @given(p=RANKS, m=BATCHES, first=st.floats(0, 0.3), last=st.floats(0, 1), send=st.floats(0, 0.2), extra=st.integers(0, 7))
 def test_uneven_1f1b_is_within_six_per_cent(p: int, m: int, first: float, last: float, send: float, extra: int) -> None:
     forward = [1.0 + (0.2 if 0 < r <= extra else 0.0) for r in range(p)]

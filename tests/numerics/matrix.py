@@ -49,7 +49,7 @@ from trainer.shared.run.schema import (
     ResolvedTrainConfig,
     TrainConfig,
 )
-from trainer.shared.run.tuning import text_model
+from trainer.shared.run.tuning import PROMPTS, text_model
 
 if TYPE_CHECKING:
     from tests.whole_parameters import Saved
@@ -136,20 +136,26 @@ def plain(family: Family) -> bool:
 
 
 def draw(seed: int, index: int, kind: str = "dense") -> Case:
-    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks and at times with experts, too."""
+    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks or "slices" and at times with experts, too."""
     dice = random.Random(f"{seed}/{index}{'' if kind == 'dense' else f'/{kind}'}")
     while True:
         case = _draw_any(dice)
-        case = _with_context(dice, case) if kind == "context" else case
-        mixes = kind == "experts" or (kind == "context" and dice.random() < 0.3)
+        case = _with_context(dice, case) if kind == "context" else _with_slices(dice, case) if kind == "slices" else case
+        mixes = kind == "experts" or (kind in ON_SEQUENCES and dice.random() < 0.3)
         case = _with_experts(dice, case) if mixes else case
         if case.ranks <= MOST_RANKS and case.valid:
             return case
 
 
+WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
+"""Schedules of whole sequences."""
+ON_SEQUENCES = ("context", "slices")
+"""Kinds with axes of their own, that any other may meet."""
+
+
 def _draw_any(dice: random.Random) -> Case:
     tensor, pipeline, data, sharding = _draw_degrees(dice)
-    schedule = dice.choice(SCHEDULES if pipeline > 1 else ["gpipe", "1f1b", "zero_bubble"])
+    schedule = dice.choice(WHOLE if pipeline > 1 else ["gpipe", "1f1b", "zero_bubble"])
     virtual = dice.choice([2, 3, 4]) if schedule == "interleaved" else 1
     layout = {
         "tensor": tensor,
@@ -273,6 +279,23 @@ def _with_context(dice: random.Random, case: Case) -> Case:
         run=run | {"context_exchange": exchange},
         batch=batch,
     )
+
+
+def _with_slices(dice: random.Random, case: Case) -> Case:
+    """``case`` in slices: of equal work, of any lengths, or of a token each but for one (of one on each tensor rank that shares it)."""
+    layout = {name: value for name, value in case.layout.items() if name != "stage_layers" or case.layout["virtual_pipeline"] == 1}
+    unit = layout["tensor"] if layout["sequence_parallel"] else 1
+    units = max(2, case.model["seq"] // unit)
+    count = min(units, dice.choice([2, 3, 4, 6]))
+    kind = dice.choice(["work", "any", "tokens"])
+    if kind == "any":
+        cuts = sorted(dice.sample(range(1, units), count - 1))
+        layout["slice_lengths"] = [unit * (high - low) for low, high in itertools.pairwise([0, *cuts, units])]
+    elif kind == "tokens":
+        layout["slice_lengths"] = [unit] * count
+        layout["slice_lengths"][dice.randrange(count)] *= units - count + 1
+    layout |= {"schedule": "sliced_1f1b", "virtual_pipeline": 1, "slices": count}
+    return replace(case, layout=layout, model=case.model | {"seq": unit * units}, precision="fp64")
 
 
 def _with_experts(dice: random.Random, case: Case) -> Case:
@@ -437,6 +460,7 @@ def traits(case: Case) -> dict[str, Any]:
             "rope": case.model.get("rope", {}).get("kind"),
         }
         | _traits_of_context(case)
+        | _traits_of_slices(case)
         | _traits_of_experts(case)
     )
 
@@ -455,6 +479,25 @@ def _traits_of_context(case: Case) -> dict[str, Any]:
         "context in windows": (model.get("window") is not None, model["attention"]),
         "context with texts": case.data.get("pack", False),
         "context with experts": "experts" in model,
+    }
+
+
+def _traits_of_slices(case: Case) -> dict[str, Any]:
+    model, layout = case.model, case.layout
+    if layout.get("slices", 1) == 1:
+        return {}
+    lengths, unit = layout.get("slice_lengths"), layout["tensor"] if layout["sequence_parallel"] else 1
+    return {
+        "slices": (layout["slices"], lengths and lengths.count(unit) >= len(lengths) - 1),
+        "slices beside": (layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1, layout["data"] > 1),
+        "slices sharded": (layout["sharding"]["params"] > 1, layout["sharding"]["optimizer"] > 1),
+        "slices recomputed": layout["recompute"],
+        "slices attend": (model["attention"], model["dropout"] > 0),
+        "slices in windows": (model.get("window") is not None, model["attention"]),
+        "slices at": model.get("positions", FAMILIES[model["family"]].default("positions")),
+        "slices with texts": case.data.get("pack", False),
+        "slices with experts": "experts" in model,
+        "slices of virtual tokens": case.tune.get("method") in PROMPTS,
     }
 
 
@@ -478,7 +521,7 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
 @cache
 def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> list[Case]:
     """``count`` cases of a kind, each the one of the next ``choice`` draws that has the most values of axes that none before it has (of
-    context, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
+    ``ON_SEQUENCES``, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
     ranks."""
     chosen: list[Case] = []
     seen: set[Any] = set()
@@ -488,7 +531,7 @@ def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> li
         found = [set(traits(case).items()) for case in draws]
         met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
-        first = [{value for value in values if kind == "context" and value[0].startswith(kind)} for values in found]
+        first = [{value for value in values if kind in ON_SEQUENCES and value[0].startswith(kind)} for values in found]
         worth = [
             (len(first[n] - seen), len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks)
             for n in range(len(draws))

@@ -75,6 +75,19 @@ def test_interleaving_multiplies_what_a_pipeline_sends(farm: Farm) -> None:
     assert found == {"send over pipeline up": (3 * MICRO, 3 * MICRO * X)}
 
 
+def test_slices_send_the_same_elements_in_more_messages(farm: Farm) -> None:
+    """Tensor ranks send a replicated slice once, where they divide it; each slice's weights are gathered and its gradients reduced."""
+    cut = {"pipeline": 2, "schedule": "sliced_1f1b", "slices": 4, "slice_lengths": [1, 9, 4, 2]}
+    assert volumes(farm, **cut) == {"send over pipeline up": (4 * MICRO, MICRO * X)}
+    assert volumes(farm, **cut, tensor=2)["send over pipeline up"] == (4 * MICRO, MICRO * (1 + 9 + (4 + 2) / 2) * H)
+    whole, sliced = (
+        volumes(farm, data=2, sharding={"params": 2, "grads": 2, "optimizer": 2}, **more) for more in ({}, cut | {"pipeline": 1})
+    )
+    for way in ("all_gather", "reduce_scatter"):
+        (calls, elements), (more, all_elements) = (next(v for k, v in found.items() if k.startswith(way)) for found in (whole, sliced))
+        assert (more, all_elements) == (4 * calls, 4 * elements)
+
+
 def whole(shards: int) -> int:
     """Elements of the one bucket, padded so that the shards are equal and aligned."""
     return padded(LAYERS * BLOCK + sum(ENDS.values()), shards)

@@ -11,6 +11,7 @@ from numerics.matrix import (
     ROPES,
     STEPS,
     TASKS,
+    WHOLE,
     Case,
     Matrix,
     by_ranks,
@@ -22,11 +23,11 @@ from numerics.matrix import (
 )
 
 from tests.farm import Farm
-from trainer.shared.run.schema import EXCHANGES, METHODS, RECOMPUTE, ROUTERS, SCHEDULES
+from trainer.shared.run.schema import EXCHANGES, METHODS, POSITIONS, RECOMPUTE, ROUTERS
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -70,7 +71,7 @@ def test_designed_layouts_reach_what_any_layout_could_have(pytestconfig: pytest.
     assert set(by_ranks(cases)) <= set(RANKS)
     reached = {name: {traits(case)[name] for case in cases if name in traits(case)} for case in cases for name in traits(case)}
     assert reached["levels"] == set(LEVELS)
-    assert {*itertools.product(SCHEDULES, RECOMPUTE)} <= reached["schedule"]
+    assert {*itertools.product(WHOLE, RECOMPUTE)} <= reached["schedule"]
     degrees = {1, 2, 3, 4, 5, 6, 8}
     assert reached["data"] == degrees and reached["tensor"] == degrees and reached["pipeline"] == degrees
     assert reached["virtual"] == {1, 2, 3, 4} and reached["tasks"] == {1, *TASKS}
@@ -85,7 +86,7 @@ def test_designed_layouts_have_every_option_of_a_model_under_every_kind_of_layou
     cases = designed(pytestconfig.getoption("--layout-seed"), DESIGNED["dense"])
     met = set(itertools.chain.from_iterable(itertools.product(options(case), kinds_of_layout(case)) for case in cases))
     every = {option for option, _ in met}
-    assert len(every) >= 23 and {kind for _, kind in met} >= {*SCHEDULES, "tensor", "low-rank tuning"}
+    assert len(every) >= 23 and {kind for _, kind in met} >= {*WHOLE, "tensor", "low-rank tuning"}
     assert len({*itertools.product(every, {kind for _, kind in met})} - met) <= 2
     assert {case.model["rope"]["kind"] for case in cases if "rope" in case.model} == {*ROPES}
 
@@ -101,7 +102,7 @@ def test_designed_mixtures_reach_what_any_mixture_could_have(pytestconfig: pytes
         True,
     }
     assert {recompute for recompute, _ in reached["experts recomputed"]} == {*RECOMPUTE}
-    assert {schedule for _, schedule in reached["experts recomputed"]} == {*SCHEDULES}
+    assert {schedule for _, schedule in reached["experts recomputed"]} == {*WHOLE}
     assert {any(sharded) for _, *sharded in reached["experts alike"]} == {False, True}
     assert reached["one expert each"] == {False, True} and {balanced for balanced, *_ in reached["balanced"]} == {False, True}
 
@@ -117,6 +118,21 @@ def test_designed_contexts_reach_what_any_context_could_have(pytestconfig: pytes
     assert {any(beside) for beside in reached["context beside"]} == {False, True}
     assert {(params, optimizer) for params, optimizer, _ in reached["context sharded"]} >= {(False, False), (False, True), (True, True)}
     assert reached["context with texts"] == reached["context with experts"] == {False, True}
+
+
+def test_designed_slices_reach_what_any_slices_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["slices"], "slices")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("slices")}
+    assert {count for count, _ in reached["slices"]} >= {2, 3, 4} and {tokens for _, tokens in reached["slices"]} == {None, False, True}
+    for beside in range(4):
+        assert {values[beside] for values in reached["slices beside"]} == {False, True}
+    assert reached["slices sharded"] >= {(False, False), (False, True), (True, True)} and reached["slices recomputed"] == {*RECOMPUTE}
+    assert reached["slices attend"] == {*itertools.product(("fused", "unfused"), (False, True))}
+    assert reached["slices in windows"] == {*itertools.product((False, True), ("fused", "unfused"))}
+    assert reached["slices at"] == {*POSITIONS}
+    for name in ("texts", "experts"):
+        assert reached[f"slices with {name}"] == {False, True}
+    assert reached["slices of virtual tokens"] == {False, True}
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:

@@ -42,6 +42,7 @@ WORDS = {
     "layers: more": "use at most",
     "layers: stages": "do not divide",
     "schedule": "layout.virtual_pipeline",
+    "slices": "layout.slices",
     "batch": "run.global_batch",
     "sharding": "layout.sharding",
 }
@@ -77,7 +78,8 @@ def message(layout: LayoutConfig, world_size: int, global_batch: int, model: Mod
 
 def test_columns_and_single_runs_obey_the_same_rules_with_the_same_reason() -> None:
     draw = random.Random(7)
-    layouts = [random_layout(draw) for _ in range(3000)]
+    layouts = [dataclasses.replace(one, slices=draw.choice((1, 2, 3, 22, 43))) for one in (random_layout(draw) for _ in range(1000))]
+    layouts += [random_layout(draw) for _ in range(3000)]
     axes = random.Random(8)
     crowded = [
         dataclasses.replace(one, context=axes.choice((1, 1, 2, 3, 5)), expert=axes.choice((1, 1, 2, 3, 4, 8)))
@@ -110,7 +112,7 @@ def test_what_is_in_and_what_each_reason_took_out_is_the_whole_grid() -> None:
     found = space(MODEL, CLUSTER, 48, limits)
     tensors, pipelines, chunks, micro_batches = [1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 6, 8, 12], [1, 2, 3, 4, 6, 12], [1, 2, 3, 4]
     ways = (len(limits.recompute) + 1) * len(limits.sequence_parallel)
-    grid = len(tensors) * len(pipelines) * len(chunks) * len(limits.schedules) * len(micro_batches) * ways
+    grid = len(tensors) * len(pipelines) * len(chunks) * len({*limits.schedules} - {"sliced_1f1b"}) * len(micro_batches) * ways
     shardings = {name: found.table[name] for name in ("params", "grads", "optimizer")}
     unsharded = np.all([column == 1 for column in shardings.values()], axis=0)
     assert sum(found.dropped.values()) + int(unsharded.sum()) == grid
@@ -136,6 +138,19 @@ def test_context_ranks_that_nobody_asked_for_have_thousands_of_tokens_each() -> 
 
     assert degrees(8190) == {1} and degrees(8192) == {1, 2} and degrees(49152) == {1, 2, 4, 8}
     assert degrees(8184, max_context=4) == {1, 2, 3, 4}, "what is asked for is looked at"
+
+
+def test_slices_that_nobody_asked_for_have_thousands_of_tokens_each_and_a_pipeline() -> None:
+    def slices(seq: int, **limits: int) -> set[int]:
+        table = space(dataclasses.replace(MODEL, seq=seq), CLUSTER, 48, SpaceConfig(max_tensor=1, max_context=1, **limits)).table
+        sliced = table[table["schedule"] == SCHEDULES.index("sliced_1f1b")]
+        assert (sliced["pipeline"] > 1).all() and (sliced["slices"] > 1).all() and len(sliced) < 0.5 * len(table)
+        return set(sliced["slices"].tolist())
+
+    assert slices(8190) == set() and slices(8192) == {2} and slices(16384) == {2, 4}
+    assert slices(42, max_slices=3) == {2, 3}, "what is asked for is looked at"
+    with pytest.raises(ConfigError, match=r"break 'slices: they need sliced_1f1b"):
+        space(MODEL, CLUSTER, 48, SpaceConfig(schedules=["sliced_1f1b"]))
 
 
 def test_layouts_known_to_be_good_are_in_the_space() -> None:

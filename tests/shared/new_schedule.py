@@ -25,10 +25,10 @@ def eager(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[A
 '''
 EDITS = {
     SCHEDULE: [
-        ("ORDERS = {", FUNCTION.lstrip() + "ORDERS = {"),
-        ('"zero_bubble": zero_bubble}', '"zero_bubble": zero_bubble, "eager": eager}'),
+        ("ORDERS: ", FUNCTION.lstrip() + "ORDERS: "),
+        ('"zero_bubble": zero_bubble,', '"zero_bubble": zero_bubble, "eager": eager,'),
     ],
-    SCHEMA: [('"interleaved", "zero_bubble")', '"interleaved", "zero_bubble", "eager")')],
+    SCHEMA: [('"zero_bubble", "sliced_1f1b")', '"zero_bubble", "sliced_1f1b", "eager")')],
 }
 """All that is added: the function and its name, by file."""
 

@@ -198,8 +198,15 @@ def test_ranks_that_wait_for_each_other_are_a_deadlock_that_names_them() -> None
     ("shape", "message"),
     [
         (("1f1b", 2, 2, 4), "layout.schedule=1f1b runs one chunk per rank, not 2; use layout.schedule=interleaved"),
-        (("1f2b", 2, 1, 4), "layout.schedule=1f2b is not one of gpipe, 1f1b, interleaved or zero_bubble; did you mean '1f1b'?"),
+        (
+            ("1f2b", 2, 1, 4),
+            "layout.schedule=1f2b is not one of gpipe, 1f1b, interleaved, zero_bubble or sliced_1f1b; did you mean '1f1b'?",
+        ),
         (("gpipe", 0, 1, 4), "at least 1 stage"),
+        (
+            ("zero_bubble", 2, 1, 4, 2),
+            "layout.schedule=zero_bubble runs whole sequences, not 2 slices of each; use layout.schedule=sliced_1f1b",
+        ),
     ],
 )
 def test_impossible_schedules_are_refused_plainly(shape: tuple[str, int, int, int], message: str) -> None:

@@ -75,13 +75,14 @@ class AttentionCore(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return self.attend(query, key, value) if self.exchange is None else self.exchange(self, query, key, value)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, runs: Runs | None = None) -> Tensor:
-        """Lets the queries at the positions ``runs`` (None: all) see whole sequences of keys and values."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, runs: Runs | None = None, length: int | None = None) -> Tensor:
+        """Lets the queries at the positions ``runs`` see whole sequences of keys and values. Without ``runs`` the last query stands at the
+        last key, in sequences of ``length`` (None: as many as keys)."""
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
         if self.alibi is not None:
             query, key = self.alibi(query, key, self.heads)
         if runs is None:
-            output = self._attend(query, key, value, key.shape[-2])
+            output = self._attend(query, key, value, length or key.shape[-2])
         else:
             seen = ((rows, slice(run.stop)) for rows, run in with_rows(runs))
             parts = (self._attend(query[..., rows, :], key[..., past, :], value[..., past, :], key.shape[-2]) for rows, past in seen)
@@ -266,7 +267,7 @@ def rotary_table(runs: Runs, frequencies: tuple[float, ...], magnitude: float, d
     return _rotary_table(runs, frequencies, magnitude, dtype, device)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)  # one for each slice of a sequence
 @torch.no_grad()
 def _rotary_table(runs: Runs, frequencies: tuple[float, ...], magnitude: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     positions = torch.cat([torch.arange(run.start, run.stop, dtype=torch.float64, device=device) for run in runs])

@@ -20,22 +20,22 @@ from trainer.comm.collectives import Group, Pending
 from trainer.measure.meter import Recorder
 from trainer.models.transformer import Transformer
 from trainer.shared.parallel.actions import Action, Kind
-from trainer.shared.parallel.boundary import BY_HEADS
+from trainer.shared.parallel.boundary import BY_HEADS, boundary_shapes
 from trainer.shared.parallel.boundary import Boundary as BoundaryTensors
 from trainer.state.gathering import Gathering
 from trainer.state.sharding import Deferred, ShardedState
 from trainer.tensor.dropout import DropoutKey, Noise
-from trainer.tensor.region import Region, ready
+from trainer.tensor.region import Region, SequenceSlices, ready
 
-WorkItem = tuple[int, int]
-"""A chunk and a micro-batch."""
+WorkItem = tuple[int, int, int]
+"""A chunk, a micro-batch and a slice of its sequences."""
 
 
 class Batch(Protocol):
     """The data of a step (``trainer.batches.TokenBatch``); the pipeline does not know the meaning of its tensors."""
 
     def tokens(self, micro_batch: int) -> Any:
-        """Returns the input of the first chunk."""
+        """Returns the input of the first chunk, of the slice that is computed."""
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
         """Returns the scalar from which backward starts, for x [s, b, h] and the ``head`` that makes logits of it. Its value is set once
@@ -61,6 +61,7 @@ class Boundary:
     shapes: BoundaryTensors  # as the chunks see them
     dtype: torch.dtype
     device: torch.device
+    region: Region
     split: Region  # sharded if each tensor rank sends only its part
 
     @classmethod
@@ -68,7 +69,12 @@ class Boundary:
         """Makes a boundary of ``shapes`` local to the region. Replicated sequences are split if the tensor ranks divide their lengths."""
         lengths = [shape[0] for name, shape in shapes._asdict().items() if name not in BY_HEADS]
         splits = not region.sequence_sharded and all(length % region.group.size == 0 for length in lengths)
-        return cls(shapes, dtype, device, replace(region, sequence_sharded=splits))
+        return cls(shapes, dtype, device, region, replace(region, sequence_sharded=splits))
+
+    def of_slice(self, run: range) -> Boundary:
+        """Returns the boundary of a slice of the sequences of a decoder alone."""
+        shapes = boundary_shapes(len(run) // self.region.parts, *self.shapes[0][1:])
+        return self.of(shapes, self.region, self.dtype, self.device)
 
     @property
     def parts(self) -> list[int]:
@@ -99,11 +105,13 @@ class PipelineRuntime:
         chunks: list[Chunk],
         state: ShardedState,
         boundary: Boundary,
+        slices: SequenceSlices,
         up: Group,
         down: Group,
         recorder: Recorder,
     ):
-        self.actions, self.chunks, self.state, self.boundary = actions, chunks, state, boundary
+        self.actions, self.chunks, self.state, self.boundary, self.slices = actions, chunks, state, boundary, slices
+        self.cut = [boundary.of_slice(run) for run in slices.runs]
         self.up, self.down, self.recorder = up, down, recorder
         self.chunk = 0  # of the action that runs
         self.run: dict[Kind, Callable[[Action], None]] = {
@@ -111,8 +119,8 @@ class PipelineRuntime:
             Kind.BACKWARD: self._backward,
             Kind.INPUT_GRAD: self._input_gradient,
             Kind.WEIGHT_GRAD: self._weight_gradient,
-            Kind.SEND_FORWARD: lambda a: self._send(a, self.outputs.pop((a.chunk, a.micro_batch))),
-            Kind.SEND_BACKWARD: lambda a: self._send(a, self.input_gradients.pop((a.chunk, a.micro_batch))),
+            Kind.SEND_FORWARD: lambda a: self._send(a, self.outputs.pop(a.item)),
+            Kind.SEND_BACKWARD: lambda a: self._send(a, self.input_gradients.pop(a.item)),
             Kind.RECV_FORWARD: self._receive,
             Kind.RECV_BACKWARD: self._receive,
             Kind.GATHER: lambda a: self.chunks[a.chunk].gathering.prefetch(0),
@@ -126,24 +134,26 @@ class PipelineRuntime:
         self.edges: dict[WorkItem, list[GradientEdge | None]] = {}  # where backward starts; None: nothing is trained up to here
         self.input_gradients: dict[WorkItem, Sequence[Tensor]] = {}
         self.weight_work: dict[WorkItem, Deferred] = {}
-        self.arriving: dict[tuple[Kind, int, int], tuple[list[Tensor], list[Pending]]] = {}
+        self.keys: dict[int, DropoutKey] = {}  # of micro-batches in flight
+        self.arriving: dict[tuple[Kind, WorkItem], tuple[list[Tensor], list[Pending]]] = {}
         self.sent: list[Pending] = []
         self.losses: list[Tensor] = []
+        self.slices.clear()
 
     def step(self, batch: Batch) -> list[Tensor]:
-        """Runs forward and backward of every micro-batch. Returns the losses, on the rank that has the last chunk."""
+        """Runs forward and backward of every slice of every micro-batch. Returns the losses, on the rank that has the last chunk."""
         self._clear()
         self.batch = batch
         for action in self.actions:
             self.chunk = action.chunk
-            with self.recorder.span(action):
+            with self.recorder.span(action), self.slices.at(*action.item):
                 self.run[action.kind](action)
         for pending in self.sent:
             pending.wait()
         return self.losses
 
     def _forward(self, action: Action) -> None:
-        item, chunk = (action.chunk, action.micro_batch), self.chunks[action.chunk]
+        item, chunk = action.item, self.chunks[action.chunk]
         model = chunk.model
         x: Any
         if model.embedding is None:
@@ -152,7 +162,9 @@ class PipelineRuntime:
                 tensor.requires_grad_()  # the leaf where backward ends
         else:
             x = self.batch.tokens(action.micro_batch)
-        with chunk.noise.at(self.batch.dropout_key(action.micro_batch)):
+        if action.micro_batch not in self.keys:  # slices share it
+            self.keys[action.micro_batch] = self.batch.dropout_key(action.micro_batch)
+        with chunk.noise.at(self.keys[action.micro_batch]):
             y = model(x, partial(self.batch.loss, micro_batch=action.micro_batch))
         ends = (y,) if isinstance(y, Tensor) else y
         if model.head is not None:
@@ -162,7 +174,7 @@ class PipelineRuntime:
         self.edges[item] = [get_gradient_edge(end) if end.requires_grad else None for end in ends]
 
     def _backward(self, action: Action) -> None:
-        item = (action.chunk, action.micro_batch)
+        item = action.item
         last = self.chunks[action.chunk].model.head is not None
         gradients = (None,) if last else self._arrived(Kind.RECV_BACKWARD, item)
         trained = [(edge, gradient) for edge, gradient in zip(self.edges.pop(item), gradients) if edge is not None]
@@ -172,36 +184,42 @@ class PipelineRuntime:
         self.chunks[action.chunk].gathering.leave_backward()
         if item in self.inputs:
             self.input_gradients[item] = [_gradient(tensor) for tensor in self.inputs.pop(item)]
+        if not action.slice:
+            self.slices.forget(action.chunk, action.micro_batch)
+            self.keys.pop(action.micro_batch, None)
 
     def _input_gradient(self, action: Action) -> None:
         with self.state.deferring() as work:
             self._backward(action)
-        self.weight_work[action.chunk, action.micro_batch] = work
+        self.weight_work[action.item] = work
 
     def _weight_gradient(self, action: Action) -> None:
         with torch.no_grad():
-            pending = self.weight_work.pop((action.chunk, action.micro_batch))
+            pending = self.weight_work.pop(action.item)
             while pending:
                 pending.pop(0)[0]()
 
     def _send(self, action: Action, tensors: Sequence[Tensor]) -> None:
         self.sent = [pending for pending in self.sent if not pending.over]  # frees tensors that have arrived
-        self.sent += [self._toward(action.peer).send(part, action.peer) for part in self.boundary.sent(tensors)]
+        self.sent += [self._toward(action.peer).send(part, action.peer) for part in self._boundary(action.slice).sent(tensors)]
 
     def _receive(self, action: Action) -> None:
-        received = self.boundary.empty()
+        received = self._boundary(action.slice).empty()
         group = self.down if action.peer > self.up.index else self.up
         pending = [group.receive(tensor, action.peer) for tensor in received]
-        self.arriving[action.kind, action.chunk, action.micro_batch] = received, pending
+        self.arriving[action.kind, action.item] = received, pending
+
+    def _boundary(self, number: int) -> Boundary:
+        return self.cut[number] if self.cut else self.boundary
 
     def _toward(self, peer: int) -> Group:
         return self.up if peer > self.up.index else self.down
 
     def _arrived(self, kind: Kind, item: WorkItem) -> BoundaryTensors:
-        received, pending = self.arriving.pop((kind, *item))
+        received, pending = self.arriving.pop((kind, item))
         for one in pending:
             one.wait()
-        tensors = self.boundary.unpack(received)
+        tensors = self._boundary(item[2]).unpack(received)
         self.recorder.arrived()
         return tensors
 

@@ -103,7 +103,7 @@ class HiddenDropout(nn.Module):
         return dropped(self, x) if self.training else x
 
     def kept(self, x: Tensor) -> Tensor:
-        sequence, length = places(self.region.runs(x.shape[0]), x.device), x.shape[0] * self.region.parts * self.region.context.size
+        sequence, length = places(self.region.runs(x.shape[0]), x.device), self.region.length(x.shape[0] * self.region.parts)
         batch, hidden = rows(self.noise, x.shape[1], x.device), torch.arange(x.shape[2], device=x.device)
         kept = self.noise.kept(self.site, self.p, ((batch, 1), (sequence, length), (hidden, x.shape[2])))
         return kept.transpose(0, 1)
@@ -122,7 +122,7 @@ class MatrixInputMask:
         first, parts = (self.region.group.index * width, self.region.group.size) if self.columns_split else (0, 1)
         columns = torch.arange(first, first + width, device=x.device)
         with self.noise.at_stamp(stamp):
-            sequence = places(self.region.whole_runs(length), x.device), length * self.region.context.size
+            sequence = places(self.region.whole_runs(length), x.device), self.region.length(length)
             kept = self.noise.kept(self.site, self.p, ((rows(self.noise, batch, x.device), 1), sequence, (columns, width * parts)))
         return kept.transpose(0, 1).to(x.dtype) / (1 - self.p)
 

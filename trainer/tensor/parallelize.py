@@ -35,6 +35,7 @@ from trainer.tensor.layers import (
     VocabularyEmbedding,
 )
 from trainer.tensor.region import Region
+from trainer.tensor.slices import EarlierKeys
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Parallelizer:
     eight_bits: EightBitProduct | None = None  # of the blocks' matrices
     fused: FusedProducts | None = None  # of the same matrices
     balance: ExpertBalance | None = None  # of mixtures of experts
-    exchange: KeyExchange | HeadExchange | None = None  # of context ranks
+    exchange: KeyExchange | HeadExchange | EarlierKeys | None = None  # of context ranks, or of slices of sequences
     made: dict[nn.Parameter, ModelParameter] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[ModelParameter]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +15,51 @@ from trainer.comm.collectives import Group, Pending
 from trainer.shared.parallel.sequence import Runs, part, zigzag
 
 
+@dataclass
+class SequenceSlices:
+    """The slices that sequences are computed in, one after the other; none where they are computed whole."""
+
+    runs: Runs = ()
+    now: range | None = None  # the one that is being computed
+    left: dict[object, Any] = field(default_factory=dict)  # what it and the others of its micro-batch leave to each other
+    micro_batches: dict[tuple[int, int], dict[object, Any]] = field(default_factory=dict)  # the same, by chunk and micro-batch in flight
+
+    @property
+    def length(self) -> int:
+        """Returns the length of whole sequences."""
+        return self.runs[-1].stop
+
+    @contextlib.contextmanager
+    def at(self, chunk: int, micro_batch: int, number: int) -> Iterator[None]:
+        """Makes slice ``number`` of a micro-batch the one that is computed inside the ``with`` block."""
+        if self.runs:
+            self.now, self.left = self.runs[number], self.micro_batches.setdefault((chunk, micro_batch), {})
+        try:
+            yield
+        finally:
+            self.now, self.left = None, {}
+
+    def forget(self, chunk: int, micro_batch: int) -> None:
+        """Drops what a micro-batch has left, whose backward is over."""
+        self.micro_batches.pop((chunk, micro_batch), None)
+
+    def clear(self) -> None:
+        """Drops what a step that failed has left."""
+        self.micro_batches.clear()
+
+
 @dataclass(frozen=True)
 class Region:
     """The ranks that share sequences. Context ranks have two pieces of each; within them, activations are replicated over the tensor ranks
     of ``group``, or sharded along the sequence, which is dimension 0.
 
-    Shapes here count a context rank's part as the whole sequence.
+    Shapes here count a context rank's part as the whole sequence, and so a slice that is computed alone.
     """
 
     group: Group
     sequence_sharded: bool  # sequence parallelism
     context: Group
+    slices: SequenceSlices = field(default_factory=SequenceSlices, compare=False)
 
     @property
     def parts(self) -> int:
@@ -50,11 +87,17 @@ class Region:
 
     def whole_runs(self, rows: int) -> Runs:
         """Returns the positions of a full sequence of so many rows."""
+        if self.slices.now is not None:
+            return (self.slices.now,)
         return zigzag(rows * self.context.size, self.context.size, self.context.index)
 
     def runs(self, rows: int) -> Runs:
         """Returns the positions of the rows of x, sharded or replicated."""
         return part(self.whole_runs(rows * self.parts), self.parts, self.group.index if self.sequence_sharded else 0)
+
+    def length(self, rows: int) -> int:
+        """Returns the length of the sequences of which full ones here have so many rows."""
+        return self.slices.length if self.slices.now is not None else rows * self.context.size
 
 
 @lru_cache(maxsize=64)

@@ -97,9 +97,19 @@ class Case:
         return self.field("micro_batch")
 
     @cached_property
+    def slices(self) -> np.ndarray:
+        """Slices of every sequence."""
+        return np.maximum(self.field("slices"), 1.0)
+
+    @cached_property
+    def reach(self) -> np.ndarray:
+        """Share of the keys of a sequence up to the end of a slice, the mean of equal slices."""
+        return (1 + 1 / self.slices) / 2
+
+    @cached_property
     def micro_batches(self) -> np.ndarray:
-        """Micro-batches of one replica per step."""
-        return np.maximum(self.global_batch / (self.micro_batch * self.data), 1.0)
+        """Micro-batches of one replica per step; a slice of one counts as one, for the pipeline computes it alone."""
+        return np.maximum(self.global_batch / (self.micro_batch * self.data), 1.0) * self.slices
 
     @cached_property
     def kept_whole(self) -> np.ndarray:
@@ -162,8 +172,8 @@ class Case:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """Tokens of a micro-batch on one context rank."""
-        return self.micro_batch * self.shape.seq / self.context
+        """Tokens of a micro-batch, or of a mean slice of one, on one context rank."""
+        return self.micro_batch * self.shape.seq / self.context / self.slices
 
     @cached_property
     def chunk_tokens(self) -> Array:

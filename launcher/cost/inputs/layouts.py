@@ -2,7 +2,8 @@
 
 One record per layout, one field per ``LayoutConfig`` field of the same name; the three sharding factors are the fields
 ``params``, ``grads`` and ``optimizer``. Words are stored as their index in the schema's tuples, ``None`` as -1.
-``stage_layers`` (an explicit split) has no column: such a layout is predicted alone.
+``stage_layers`` (an explicit split) has no column: such a layout is predicted alone. Nor has ``slice_lengths``: slices are predicted as
+those of equal work.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ WORDS = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "balance": BALANCES, "or
 
 _FIELDS = [
     ("tensor", "i4"), ("pipeline", "i4"), ("virtual_pipeline", "i4"), ("data", "i4"), ("context", "i4"), ("expert", "i4"),
-    ("micro_batch", "i4"), ("schedule", "i1"), ("sequence_parallel", "?"), ("recompute", "i1"), ("recompute_layers", "i4"),
-    ("recompute_every", "i4"), ("balance", "i1"), ("order", "i1"), ("params", "i4"), ("grads", "i4"), ("optimizer", "i4"),
+    ("micro_batch", "i4"), ("schedule", "i1"), ("slices", "i4"), ("sequence_parallel", "?"), ("recompute", "i1"),
+    ("recompute_layers", "i4"), ("recompute_every", "i4"), ("balance", "i1"), ("order", "i1"),
+    ("params", "i4"), ("grads", "i4"), ("optimizer", "i4"),
 ]  # fmt: skip
 LAYOUT_DTYPE = np.dtype(_FIELDS, align=True)
 

@@ -297,13 +297,20 @@ class Shape:
         return self.layers // self.experts.every - self.experts.dense_layers // self.experts.every
 
     @property
+    def full_attention(self) -> Array:
+        """Share of the blocks whose queries see all keys before them."""
+        if not np.any(self.window):
+            return 1.0
+        full = np.where(np.asarray(self.full_every) > 0, self.layers // np.maximum(self.full_every, 1), 0) / self.layers
+        return np.where(np.asarray(self.window) > 0, full, 1.0)
+
+    @property
     def attended(self) -> Array:
         """Keys that a query sees, the mean of all blocks and queries, counted as the whole square is."""
         if not np.any(self.window):
             return self.seq
         near = flops.seen_keys(self.seq, np.where(np.asarray(self.window) > 0, self.window, self.seq))
-        full = np.where(np.asarray(self.full_every) > 0, self.layers // np.maximum(self.full_every, 1), 0) / self.layers
-        return full * self.seq + (1 - full) * near
+        return self.full_attention * self.seq + (1 - self.full_attention) * near
 
     @property
     def block_parameters(self) -> Array:

@@ -145,16 +145,28 @@ def projections(case: Case) -> Array:
     # context ranks exchange copies, and join or exchange outputs, which a flash kernel keeps as they were
     exchanged = s.value_width if kernel(case) in FLASH else np.where(grouped, s.query_width, 0)
     copied = np.where(case.context > 1, exchanged, copied)
+    sliced = np.where(s.rotary | grouped, -(s.key_width + s.read_width), 0)  # in ``kept_keys``; else queries keep all three, once more
+    copied = np.where(case.slices > 1, sliced, copied)
     return case.tokens * (elements + copied * w) / case.tensor + latents + masks(case)
 
 
+def kept_keys(case: Case, micro_batches: Array, summed: Array) -> Array:
+    """Returns bytes of keys and values of whole sequences, kept for so many micro-batches whose sequences are sliced, and of the sums of
+    their gradients, in at least 4 bytes, for ``summed`` of them (trainer/tensor/slices.py)."""
+    every = case.tokens * case.slices * (case.shape.key_width + case.shape.read_width) / case.tensor
+    return every * (micro_batches * case.width + summed * max(case.width, 4))
+
+
 def masks(case: Case) -> Array:
-    """Returns bytes of masks of the keys that each of a context rank's two pieces of a sequence sees, of as many bytes as a score, on a
-    CPU: kernels of GPUs need none (trainer/models/attention.py, ``_fused``)."""
-    if not case.device.host or kernel(case) not in FLASH or case.trainer.overlap.context != "all_gather":
+    """Returns bytes of masks of the keys that each of a context rank's two pieces of a sequence sees, or each slice but the first, of as
+    many bytes as a score, on a CPU: kernels of GPUs need none (trainer/models/attention.py, ``_fused``)."""
+    if not case.device.host or kernel(case) not in FLASH:
         return np.zeros_like(case.tokens)
-    piece = case.shape.seq / (2 * case.context)
-    return np.where(case.context > 1, piece * (case.shape.seq + piece) * case.width, 0.0)
+    seq, slices, gathers = case.shape.seq, case.slices, case.trainer.overlap.context == "all_gather"
+    piece = seq / (2 * case.context)
+    later = seq**2 * ((slices + 1) / 2 - 1 / slices) / slices**2  # the mean of equal slices
+    pieces = np.where((case.context > 1) & gathers, piece * (seq + piece), 0.0)
+    return (pieces + np.where(slices > 1, later * case.shape.full_attention, 0.0)) * case.width
 
 
 def lent(case: Case) -> Array:
@@ -232,9 +244,8 @@ def windows(case: Case) -> Array:
     if not (case.trainer.memory.copied_heads and np.any(s.window)):
         return np.zeros_like(case.tokens)
     window = np.where(np.asarray(s.window) > 0, np.minimum(s.window, s.seq), s.seq)
-    masks = s.seq * (2 * window - 1) - window * (window - 1)
-    full = np.where(np.asarray(s.full_every) > 0, s.layers // np.maximum(s.full_every, 1), 0) / s.layers
-    return np.where(window < s.seq, (1 - full) * (case.tokens * s.query_width / case.tensor + masks) * case.width, 0.0)
+    masks = (s.seq * (2 * window - 1) - window * (window - 1)) / case.slices
+    return np.where(window < s.seq, (1 - s.full_attention) * (case.tokens * s.query_width / case.tensor + masks) * case.width, 0.0)
 
 
 def bias_columns(case: Case) -> Array:
@@ -246,6 +257,7 @@ def bias_columns(case: Case) -> Array:
     wider = COLUMNS * (s.heads + s.kv_heads)
     if case.trainer.overlap.context == "all_gather":  # to keys and values that were gathered
         wider = wider + (case.context - 1) * (s.kv_width + COLUMNS * s.kv_heads)
+    wider = wider + (case.reach * case.slices - 1) * (s.kv_width + COLUMNS * s.kv_heads)  # to those of slices before
     copied = 2 * wider + s.query_width if kernel(case) in FLASH else wider + s.query_width + s.kv_width
     return case.tokens * copied / case.tensor * case.width
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
+from launcher.cost.inputs.slices import HeldSlices
 from launcher.cost.inputs.stages import StageShare
 from launcher.cost.memory import activations
 from launcher.cost.memory.activations import SavedActivations
@@ -139,8 +140,9 @@ def _ends(case: Case, kind: str) -> Array:
 
 
 def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedActivations]) -> Parts:
-    """Activations and logits of the micro-batches in flight. ``blocks`` and ``kept`` are those of each stack."""
-    count, alone = in_flight(case, kind), case.pipeline == 1
+    """Activations and logits of the micro-batches, or slices of them, in flight. ``blocks`` and ``kept`` are those of each stack."""
+    sliced = HeldSlices.of(case, _rank(case, kind))
+    count, alone = np.where(case.slices > 1, sliced.slices, in_flight(case, kind)), case.pipeline == 1
     embedded = sum(activations.embedding(stack) for stack in case.stacks)
     entry = embedded if kind == "first" else np.where(alone, embedded, 0.0)
     if case.trainer.pipeline.keeps_outputs and kind != "last":
@@ -162,6 +164,7 @@ def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedA
     return {
         ACTIVATIONS: activations.rotary_tables(case)
         + count * sum(n * stored(case, each) for n, each in zip(blocks, kept))
+        + sum(blocks) * activations.kept_keys(case, sliced.micro_batches, sliced.summed)
         + activations.distances(case)
         + count * passed
         + entered(case, count) * entry
@@ -185,15 +188,20 @@ def entered(case: Case, count: Array) -> Array:
 
 
 def in_flight(case: Case, kind: str) -> Array:
-    """Micro-batches whose activations a rank of this kind holds at once, in units of all its blocks."""
+    """Micro-batches whose activations a rank of this kind holds at once, in units of all its blocks, where sequences are whole."""
     p, v, m = case.pipeline, case.chunks, case.micro_batches
-    rank = {"first": 0.0, "middle": 1.0, "last": p - 1}[kind]
+    rank = _rank(case, kind)
     more = np.where(p > 1, case.trainer.pipeline.extra_in_flight + case.trainer.pipeline.extra_in_flight_per_stage * p, 0.0)
     plain = np.minimum(p - rank + more, m)
     interleaved = np.minimum(2 * (p - 1 - rank) + (v - 1) * p + 1, m * v) / v
     held = np.where(v > 1, interleaved, plain)
     held = np.where(case.scheduled("gpipe"), m, held)
     return np.where(case.scheduled("zero_bubble"), np.minimum(p + more, m), held)
+
+
+def _rank(case: Case, kind: str) -> Array:
+    """The pipeline rank of this kind that holds most."""
+    return {"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}[kind]
 
 
 def passing(case: Case) -> Array:

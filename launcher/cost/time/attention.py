@@ -66,8 +66,8 @@ def skips(case: Case) -> bool:
 
 
 def score_count(case: Case) -> Array:
-    """Scores of one block and micro-batch on one rank, without regard to causality."""
-    return case.tokens * case.shape.seq * case.shape.heads / case.tensor
+    """Scores of one block and micro-batch on one rank, without regard to causality: a slice of a sequence has none for keys behind it."""
+    return case.tokens * case.shape.seq * case.reach * case.shape.heads / case.tensor
 
 
 def _flash(case: Case, name: str) -> ForwardBackward:
@@ -76,7 +76,7 @@ def _flash(case: Case, name: str) -> ForwardBackward:
     packed = np.asarray(s.text) > 0
     text = np.where(packed, s.text, s.seq)
     seen = np.where(packed, text, s.attended)
-    scores = score_count(case) * seen / s.seq * (0.5 if skips(case) else 1.0)
+    scores = score_count(case) * seen / s.seq * (0.5 / case.reach if skips(case) else 1.0)
     # short sequences leave units idle and waste the diagonal tiles; a text ends anywhere, so half of its last tile is empty
     ragged = np.where(packed, constants.flash_ramp / 2, 0.0) / text
     fill = (1 + ragged) * (1 + ragged + constants.flash_ramp / text)
@@ -101,6 +101,7 @@ def _streams(case: Case) -> ForwardBackward:
     s = case.shape  # outputs are as wide as queries, values as keys, but for those from latents
     wide = (s.turned_width + s.value_width) / 2, (s.key_width + s.read_width) / 2
     queries, keys = (case.tokens * width / case.tensor for width in wide)
+    keys = keys * case.reach * case.slices  # of all slices up to one's own
     rate = case.device.bandwidth * case.constants.streaming
     return (2 * queries + 2 * keys) * case.width / rate, (
         queries * (4 * case.width + 4 + 8 + 4 + case.width) + 4 * keys * case.width
@@ -117,11 +118,11 @@ def score_passes(case: Case, name: str) -> ForwardBackward:
 def _scores(case: Case, name: str) -> ForwardBackward:
     s, constants, device = case.shape, case.constants, case.device
     batch = case.micro_batch * s.heads / case.tensor
-    rows = s.seq / case.context
+    rows, seen = s.seq / case.context / case.slices, s.seq * case.reach
     precision = case.vector_precision
     keys, values = s.turned_width / s.heads, s.value_width / s.heads
-    product = matmul.seconds(device, precision, constants, rows, s.seq, keys, batch)
-    product = (product + matmul.seconds(device, precision, constants, rows, values, s.seq, batch)) * matmul.aligned(s.head_width)
+    product = matmul.seconds(device, precision, constants, rows, seen, keys, batch)
+    product = (product + matmul.seconds(device, precision, constants, rows, values, seen, batch)) * matmul.aligned(s.head_width)
     # each tensor operation streams through one long array; a fused kernel does more to every element that it moves
     rate = constants.streaming if name == "unfused" else constants.bandwidth
     moves = np.asarray(score_passes(case, name)) / rate + (np.asarray(DROPOUT_PASSES) / constants.dropout if s.dropout else 0.0)

@@ -84,8 +84,8 @@ DEFECTS = [
     Defect(
         "targets are those of the first tokens",
         BATCHES,
-        "return rows_at(self.rows[micro_batch, 1:], self.runs)",
-        "return rows_at(self.rows[micro_batch, 1:], (range(sum(map(len, self.runs))),))",
+        "return rows_at(self.rows[micro_batch, self.read + 1 :], self.runs())",
+        "return rows_at(self.rows[micro_batch, self.read + 1 :], (range(sum(map(len, self.runs()))),))",
         LAYOUTS,
     ),
     Defect(

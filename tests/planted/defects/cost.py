@@ -52,8 +52,8 @@ DEFECTS = [
     Defect(
         "the first pipeline rank holds as many micro-batches as the last",
         PEAK,
-        'rank = {"first": 0.0, "middle": 1.0, "last": p - 1}[kind]',
-        'rank = {"first": p - 1, "middle": 1.0, "last": p - 1}[kind]',
+        '{"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}[kind]',
+        '{"first": case.pipeline - 1, "middle": 1.0, "last": case.pipeline - 1}[kind]',
         "tests/cost/test_memory.py tests/cost/test_trainer_memory.py",
     ),
     Defect(

@@ -54,8 +54,8 @@ DEFECTS = [
     Defect(
         "1F1B keeps one micro-batch more in flight",
         SCHEDULE,
-        "warm_up=stages - 1 - rank)",
-        "warm_up=stages - rank)",
+        "warm_up=stages - 1 - rank + slices - 1)",
+        "warm_up=stages - rank + slices - 1)",
         SCHEDULES,
     ),
     Defect(

@@ -55,8 +55,8 @@ DEFECTS = [
     Defect(
         "each part of a sequence drops the same elements",
         DROPOUT,
-        "places(self.region.runs(x.shape[0]), x.device), x.shape[0]",
-        "places((range(x.shape[0]),), x.device), x.shape[0]",
+        "places(self.region.runs(x.shape[0]), x.device), self.region.length",
+        "places((range(x.shape[0]),), x.device), self.region.length",
         LAYOUTS,
     ),
     Defect(

@@ -42,8 +42,8 @@ class Action:
     """One instruction for one pipeline rank.
 
     ``chunk`` is local (0 .. chunks-1). ``peer`` is the pipeline rank of a send or receive, else -1. ``GATHER`` and ``REDUCE``
-    concern a whole chunk: their ``micro_batch`` is -1. A receive names the chunk and micro-batch that *use* the tensor, a send
-    those that *made* it.
+    concern a whole chunk: their ``micro_batch`` is -1. ``slice`` counts the slices of the micro-batch's sequences; of whole sequences it
+    is 0. A receive names the chunk and micro-batch that *use* the tensor, a send those that *made* it.
 
     ``GATHER`` starts the all-gather of a chunk's parameters, which must be complete when the chunk next computes. ``REDUCE`` says
     that no more gradients of the chunk will come: the remaining ones are reduced.
@@ -53,9 +53,15 @@ class Action:
     chunk: int
     micro_batch: int = -1
     peer: int = -1
+    slice: int = 0
+
+    @property
+    def item(self) -> tuple[int, int, int]:
+        """Returns chunk, micro-batch and slice."""
+        return self.chunk, self.micro_batch, self.slice
 
     def __str__(self) -> str:
-        where = f"{self.chunk}" + (f".{self.micro_batch}" if self.micro_batch >= 0 else "")
+        where = f"{self.chunk}" + (f".{self.micro_batch}" if self.micro_batch >= 0 else "") + (f" slice {self.slice}" if self.slice else "")
         return f"{self.kind.value} {where}" + (f" peer {self.peer}" if self.peer >= 0 else "")
 
 

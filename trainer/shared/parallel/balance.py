@@ -1,12 +1,17 @@
-"""Distributes transformer blocks over pipeline chunks, in model order (chunk i is global stage i)."""
+"""Distributes transformer blocks over pipeline chunks, in model order (chunk i is global stage i), and positions over slices."""
 
 from __future__ import annotations
 
 import itertools
-from functools import lru_cache
+import math
+from functools import lru_cache, partial
 
-from trainer.shared.run.flops import block_flops, head_flops
+from trainer.shared.parallel.sequence import Runs, consecutive, equal_work
+from trainer.shared.run.flops import block_flops, head_flops, work_up_to
 from trainer.shared.run.schema import LayoutConfig, ModelConfig, ResolvedModelConfig
+
+ALIGNED, FEWEST = 128, 16
+"""Kernels of attention work in blocks of so many positions; slices are multiples of it where they have at least so many blocks."""
 
 
 def blocks_per_chunk(model: ModelConfig, layout: LayoutConfig) -> list[int]:
@@ -24,6 +29,17 @@ def blocks_per_chunk(model: ModelConfig, layout: LayoutConfig) -> list[int]:
     if isinstance(model, ResolvedModelConfig) and model.encoder_layers:
         return list(by_weights(tuple(block_flops(model, block) for block in range(model.layers)), chunks, head_flops(model)))
     return list(by_cost(model.layers, chunks, head_weight(model)))
+
+
+def slices_of(model: ResolvedModelConfig, layout: LayoutConfig) -> Runs:
+    """Returns the positions of each slice of a checked configuration: ``layout.slice_lengths``, or equal work. With sequence parallelism,
+    tensor ranks share each."""
+    if layout.slice_lengths is not None:
+        return consecutive(layout.slice_lengths)
+    unit = layout.tensor if layout.sequence_parallel else 1
+    aligned = math.lcm(ALIGNED, unit)
+    unit = aligned if model.seq % aligned == 0 and model.seq >= layout.slices * FEWEST * aligned else unit
+    return equal_work(model.seq, layout.slices, unit, partial(work_up_to, model))
 
 
 def head_weight(model: ModelConfig) -> float:

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from trainer.shared.parallel.actions import Action, Kind, Schedule
 
-Message = tuple[Kind, int, int]
-"""The identity of a tensor between ranks: the kind of its receive, the global stage that uses it, the micro-batch."""
+Message = tuple[Kind, int, int, int]
+"""The identity of a tensor between ranks: the kind of its receive, the global stage that uses it, the micro-batch, its slice."""
 
 AHEAD = 1
 """Number of computations before its use at which a receive or gather is posted."""
@@ -42,7 +42,7 @@ def sent_by(action: Action, rank: int, stages: int, total: int) -> tuple[Message
         return None
     if not 0 <= target < total or target % stages == rank:
         return None
-    return (kind, target, action.micro_batch), target % stages
+    return (kind, target, action.micro_batch, action.slice), target % stages
 
 
 def needed_by(action: Action, rank: int, stages: int, total: int) -> tuple[Message, int] | None:
@@ -56,7 +56,7 @@ def needed_by(action: Action, rank: int, stages: int, total: int) -> tuple[Messa
         return None
     if not 0 <= source < total or source % stages == rank:
         return None
-    return (kind, stage, action.micro_batch), source % stages
+    return (kind, stage, action.micro_batch, action.slice), source % stages
 
 
 def _arrivals(compute: Schedule, total: int) -> list[dict[int, list[Message]]]:
@@ -83,14 +83,14 @@ def _weave(rank: int, actions: list[Action], stages: int, total: int, queues: di
                 yield Action(Kind.GATHER, upcoming.chunk)
             needed = needed_by(upcoming, rank, stages, total)
             while needed and needed[0] not in received:
-                kind, stage, micro_batch = message = queues[needed[1]].pop()
+                kind, stage, micro_batch, part = message = queues[needed[1]].pop()
                 received.add(message)
-                yield Action(kind, stage // stages, micro_batch, needed[1])
+                yield Action(kind, stage // stages, micro_batch, needed[1], part)
             posted += 1
         yield action
         if sent := sent_by(action, rank, stages, total):
-            (kind, _, micro_batch), peer = sent
+            (kind, *_), peer = sent
             send = Kind.SEND_FORWARD if kind is Kind.RECV_FORWARD else Kind.SEND_BACKWARD
-            yield Action(send, action.chunk, micro_batch, peer)
+            yield Action(send, action.chunk, action.micro_batch, peer, action.slice)
         if last[action.chunk] == i:
             yield Action(Kind.REDUCE, action.chunk)

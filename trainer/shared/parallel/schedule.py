@@ -7,35 +7,43 @@ inserts the communication that this order needs. The trainer executes the lists,
 Words: a pipeline rank holds ``chunks`` chunks of the model; the global *stage* of chunk c on rank r is ``c * stages + r``,
 where ``stages`` is the number of pipeline ranks. A micro-batch is *in flight* on a chunk from its forward to the end of its
 backward (its weight gradient, where that is separate).
+
+A micro-batch's sequences may be cut in ``slices``, each of which is computed as if it were a micro-batch, and sees the slices before it.
+Those therefore run forward first to last, and backward last to first: the gradient of a slice's keys and values comes from all behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from trainer.shared.parallel.actions import Action, Kind, Schedule
 from trainer.shared.parallel.messages import add_communication
 from trainer.shared.run.errors import ConfigError, listed, nearest
 
 
-def build(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
+def build(name: str, stages: int, chunks: int, micro_batches: int, slices: int = 1) -> Schedule:
     """Returns the complete schedule: computation and communication of every pipeline rank.
 
-    ``name`` is one of ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``; only ``interleaved`` takes ``chunks`` > 1. Any number of
+    ``name`` is one of ``ORDERS``; only ``interleaved`` takes ``chunks`` > 1, and only ``sliced_1f1b`` ``slices`` > 1. Any number of
     micro-batches >= 1 works. Raises ``ConfigError`` for an unknown name or an impossible combination.
     """
-    return add_communication(compute_order(name, stages, chunks, micro_batches))
+    return add_communication(compute_order(name, stages, chunks, micro_batches, slices))
 
 
-def compute_order(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
+def compute_order(name: str, stages: int, chunks: int, micro_batches: int, slices: int = 1) -> Schedule:
     """Returns only the computation of each rank, in order."""
     if name not in ORDERS:
         raise ConfigError(f"layout.schedule={name} is not one of {listed(ORDERS)}{nearest(name, ORDERS)}")
-    if min(stages, chunks, micro_batches) < 1:
-        raise ConfigError(f"a pipeline schedule needs at least 1 stage, chunk and micro-batch, not {stages}, {chunks}, {micro_batches}")
+    if min(stages, chunks, micro_batches, slices) < 1:
+        given = f"{stages}, {chunks}, {micro_batches}, {slices}"
+        raise ConfigError(f"a pipeline schedule needs at least 1 stage, chunk, micro-batch and slice, not {given}")
     if chunks > 1 and name != "interleaved":
         raise ConfigError(f"layout.schedule={name} runs one chunk per rank, not {chunks}; use layout.schedule=interleaved")
-    return [list(ORDERS[name](rank, stages, chunks, micro_batches)) for rank in range(stages)]
+    if slices > 1 and name != "sliced_1f1b":
+        raise ConfigError(f"layout.schedule={name} runs whole sequences, not {slices} slices of each; use layout.schedule=sliced_1f1b")
+    order = partial(ORDERS[name], **({"slices": slices} if slices > 1 else {}))
+    return [list(order(rank, stages, chunks, micro_batches)) for rank in range(stages)]
 
 
 def gpipe(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
@@ -44,14 +52,15 @@ def gpipe(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[A
     yield from (Action(Kind.BACKWARD, 0, m) for m in range(micro_batches))
 
 
-def one_forward_one_backward(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
+def one_forward_one_backward(rank: int, stages: int, chunks: int, micro_batches: int, slices: int = 1) -> Iterator[Action]:
     """Yields 1F1B (Narayanan et al. 2019): just enough forwards to fill the pipeline, then one backward per forward.
 
-    In flight on rank r: at most ``stages - r``.
+    In flight on rank r: at most ``stages - r``; of slices (Sun et al. 2024, arXiv 2406.03488, section 3.2) ``stages - r + slices - 1``, for
+    the first backward is that of a micro-batch's last slice.
     """
-    forwards = [Action(Kind.FORWARD, 0, m) for m in range(micro_batches)]
-    backwards = [Action(Kind.BACKWARD, 0, m) for m in range(micro_batches)]
-    yield from _alternate(forwards, backwards, warm_up=stages - 1 - rank)
+    forwards = [Action(Kind.FORWARD, 0, m, slice=s) for m in range(micro_batches) for s in range(slices)]
+    backwards = [Action(Kind.BACKWARD, 0, m, slice=s) for m in range(micro_batches) for s in reversed(range(slices))]
+    yield from _alternate(forwards, backwards, warm_up=stages - 1 - rank + slices - 1)
 
 
 def interleaved(rank: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
@@ -92,18 +101,31 @@ def zero_bubble(rank: int, stages: int, chunks: int, micro_batches: int) -> Iter
     yield from (Action(Kind.WEIGHT_GRAD, 0, m) for m in range(max(0, micro_batches - rank), micro_batches))
 
 
-ORDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": interleaved, "zero_bubble": zero_bubble}
+ORDERS: dict[str, Callable[..., Iterator[Action]]] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
+    "sliced_1f1b": one_forward_one_backward,
+}
 """The order functions by the name that ``layout.schedule`` gives them."""
 
 
 def in_flight(actions: Sequence[Action]) -> int:
-    """Returns the largest number of (chunk, micro-batch) pairs whose activations one rank holds at once, for its list of actions."""
-    held = peak = 0
+    """Returns the most (chunk, micro-batch, slice) triples whose activations one rank holds at once, for its list of actions."""
+    return max(held_at_once(actions), default=0)
+
+
+def held_at_once(actions: Sequence[Action], sizes: Sequence[int] | None = None) -> Iterator[int]:
+    """Yields what a rank holds at each of its forwards: triples, or the sum of the ``sizes`` of their slices."""
+    held = 0
     for action in actions:
-        held += action.kind is Kind.FORWARD
-        peak = max(peak, held)
-        held -= action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
-    return peak
+        size = 1 if sizes is None else sizes[action.slice]
+        if action.kind is Kind.FORWARD:
+            held += size
+            yield held
+        elif action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+            held -= size
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> Iterator[Action]:

@@ -19,7 +19,7 @@ from trainer.shared.parallel.messages import needed_by
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each kind of action, one entry per global stage, for one micro-batch.
+    """Seconds of each kind of action, one entry per global stage, for one micro-batch or one slice of it.
 
     ``send[s]`` is the transfer across the boundary between stages s and s+1 in either direction. ``gather`` and ``reduce``
     are for a chunk. Optional lists may stay empty, which means 0.
@@ -63,9 +63,11 @@ class Deadlock(ValueError):
     """The schedule cannot finish; the message names the action at which each rank is stuck."""
 
 
-def simulate(schedule: Schedule, times: Times) -> list[list[Span]]:
-    """Returns the start and end of every action, in the order of ``schedule``, from 0.0. Raises ``Deadlock`` if it cannot finish."""
-    return _Simulation(schedule, times).run()
+def simulate(schedule: Schedule, times: Times | Sequence[Times]) -> list[list[Span]]:
+    """Returns the start and end of every action, in the order of ``schedule``, from 0.0. ``times`` are those of each slice of a
+    micro-batch, or one for all. Raises ``Deadlock`` if it cannot finish."""
+    slices = 1 + max(action.slice for actions in schedule for action in actions)
+    return _Simulation(schedule, [times] * slices if isinstance(times, Times) else times).run()
 
 
 def makespan(spans: Sequence[Sequence[Span]]) -> float:
@@ -93,7 +95,7 @@ class _Channel:
 
 
 class _Simulation:
-    def __init__(self, schedule: Schedule, times: Times) -> None:
+    def __init__(self, schedule: Schedule, times: Sequence[Times]) -> None:
         self.schedule, self.times, self.stages = schedule, times, len(schedule)
         self.total = self.stages * (1 + max(action.chunk for actions in schedule for action in actions))
         self.at = [0] * self.stages
@@ -139,14 +141,14 @@ class _Simulation:
             if (rank, needed[0]) not in self.arrived:
                 return False
             ready = max(ready, self.arrived[rank, needed[0]])
-        self.clock[rank] = ready + self.times.of(action, self._stage(rank, action))
+        self.clock[rank] = ready + self.times[action.slice].of(action, self._stage(rank, action))
         self.spans[rank][i] = Span(action, ready, self.clock[rank])
         return True
 
     def _overlap(self, rank: int, i: int, action: Action) -> None:
         """Runs a gather or reduction. It delays a computation only if that needs the gathered parameters."""
         start = max(self.clock[rank], self.side_clock[rank])
-        end = self.side_clock[rank] = start + self.times.of(action, self._stage(rank, action))
+        end = self.side_clock[rank] = start + self.times[action.slice].of(action, self._stage(rank, action))
         self.spans[rank][i] = Span(action, start, end)
         if action.kind is Kind.GATHER:
             self.gathered[rank, action.chunk] = end
@@ -159,11 +161,11 @@ class _Simulation:
             receive = self.schedule[target][j]
             stage = self._stage(target, receive)
             start = max(sent, posted, channel.free)
-            channel.free = start + self.times.transfer(receive, stage)
+            channel.free = start + self.times[receive.slice].transfer(receive, stage)
             channel.done += 1
             self.spans[source][i] = Span(self.schedule[source][i], start, channel.free)
             self.spans[target][j] = Span(receive, start, channel.free)
-            self.arrived[target, (receive.kind, stage, receive.micro_batch)] = channel.free
+            self.arrived[target, (receive.kind, stage, receive.micro_batch, receive.slice)] = channel.free
             if target not in self.awake:
                 self.awake.append(target)
 

@@ -47,6 +47,21 @@ def seen_keys(seq: Any, window: Any) -> Any:
     return seq - beyond**2 / seq
 
 
+def seen_pairs(positions: int, window: int | None) -> int:
+    """Returns the keys that the first so many queries of a sequence see, up to their own, summed over the queries."""
+    near = positions if window is None else min(positions, window)
+    return near * (near + 1) // 2 + (positions - near) * near
+
+
+def work_up_to(model: ResolvedModelConfig, positions: int) -> float:
+    """Returns the FLOPs of forward and backward of all blocks on the first positions of a sequence, each query with the keys that it sees.
+    Backward of the attention core has 5 products where forward has 2, as its kernels compute the scores again (Dao 2023, arXiv 2307.08691,
+    section 3.1.2)."""
+    matrices = sum(_block_weights(model, block) for block in range(model.layers))
+    pairs = sum(seen_pairs(positions, model.window_of(block)) for block in range(model.layers))
+    return float(training_flops(matrix_flops(positions, matrices)) + 3.5 * 4 * pairs * model.query_width)
+
+
 def core_flops(model: ResolvedModelConfig, block: int) -> float:
     """Returns the forward FLOPs of the attention core of one block on one sequence; of a decoder that sees an encoder, of both cores."""
     if model.writes(block):
@@ -56,13 +71,20 @@ def core_flops(model: ResolvedModelConfig, block: int) -> float:
 
 def block_flops(model: ResolvedModelConfig, block: int) -> float:
     """Returns the forward FLOPs of one block on one sequence."""
-    attention, mlp = attention_weights(model.hidden, model.query_width, model.kv_width), mlp_weights(model.hidden, model.ffn, model.gated)
     if model.writes(block):
+        attention = attention_weights(model.hidden, model.query_width, model.kv_width)
+        mlp = mlp_weights(model.hidden, model.ffn, model.gated)
         crossing = 2 * model.hidden * model.query_width
         products = matrix_flops(model.decoder_seq, attention + crossing + mlp) + matrix_flops(model.seq, 2 * model.hidden * model.kv_width)
     else:
-        products = matrix_flops(model.seq, attention + (mixture_weights(model) if model.mixes(block) else mlp))
+        products = matrix_flops(model.seq, _block_weights(model, block))
     return float(products) + core_flops(model, block)
+
+
+def _block_weights(model: ResolvedModelConfig, block: int) -> int:
+    """Returns the elements of the matrices that a token visits in a block of an encoder or a decoder alone."""
+    inner = mixture_weights(model) if model.mixes(block) else mlp_weights(model.hidden, model.ffn, model.gated)
+    return int(attention_weights(model.hidden, model.query_width, model.kv_width) + inner)
 
 
 def head_flops(model: ResolvedModelConfig) -> float:

@@ -118,6 +118,8 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     _check_context(config)
     _check_world(config.layout, world_size)
     _check_schedule(config)
+    _check_slices(config.model, config.layout)
+    _check_own_slices(config)
     _check_batch(config)
     _check_sharding(config.layout)
     check_tracking_uri(config.tracking.uri)
@@ -315,6 +317,7 @@ def _check_own_stacks(config: ResolvedTrainConfig) -> None:
         return
     wrong = {
         f"layout.context={layout.context}": layout.context > 1,
+        f"layout.slices={layout.slices}": layout.slices > 1,
         "data.pack=true": config.data.pack,
         "run.compile=true": config.run.compile,
         f"tune.method={config.tune.method}": config.tune.method in PROMPTS,
@@ -471,6 +474,48 @@ def _check_schedule(config: TrainConfig) -> None:
         raise ConfigError(
             f"layout.virtual_pipeline={layout.virtual_pipeline} needs layout.pipeline of 2 or more; set layout.virtual_pipeline=1"
         )
+
+
+def _check_slices(model: ModelConfig, layout: LayoutConfig) -> None:
+    """Checks that slices are of the schedule that has them, and cut every sequence."""
+    if (layout.schedule == "sliced_1f1b") != (layout.slices > 1):
+        raise ConfigError(
+            f"layout.schedule={layout.schedule} with layout.slices={layout.slices}: slices need both layout.schedule=sliced_1f1b and "
+            "layout.slices of 2 or more"
+        )
+    unit = layout.tensor if layout.sequence_parallel else 1
+    each = f", each a multiple of layout.tensor={unit}, which sequence_parallel shards it over" if unit > 1 else ""
+    lengths = layout.slice_lengths
+    if lengths is None and layout.slices * unit > model.seq:
+        raise ConfigError(
+            f"layout.slices={layout.slices} is more than model.seq={model.seq} has positions to cut{each}; use {model.seq // unit} or fewer"
+        )
+    if lengths is not None and (
+        len(lengths) != layout.slices or sum(lengths) != model.seq or any(length < 1 or length % unit for length in lengths)
+    ):
+        raise ConfigError(
+            f"layout.slice_lengths={lengths} must hold layout.slices={layout.slices} lengths of 1 or more that add up to "
+            f"model.seq={model.seq}{each}; change them, or leave them out for slices of equal work"
+        )
+
+
+def _check_own_slices(config: ResolvedTrainConfig) -> None:
+    """Checks what our own trainer does with slices: they train and evaluate, on one context rank, where losses are sums over tokens."""
+    layout, run, experts = config.layout, config.run, config.model.experts
+    if config.command is not None or layout.slices == 1:
+        return
+    what = f"layout.slices={layout.slices}"
+    if run.task in ("generate", "inference"):
+        raise ConfigError(f"{what} cuts sequences of training, and texts are generated token by token; use layout.slices=1")
+    if layout.context > 1:
+        raise ConfigError(f"{what} keeps keys on one rank, and layout.context={layout.context} ranks share them; use one or the other")
+    if experts.count and experts.balance_loss:
+        raise ConfigError(
+            f"{what} with model.experts.balance_loss={experts.balance_loss:g}, which is a loss of whole sequences; use layout.slices=1, or "
+            "balance_loss=0 and model.experts.correction"
+        )
+    if run.compile:
+        raise ConfigError(f"run.compile=true compiles blocks for one length of sequences, and {what} has several; use one of them")
 
 
 def _check_batch(config: TrainConfig) -> None:

@@ -21,7 +21,7 @@ NORM_VECTORS = {"layer": 2, "layer_no_bias": 1, "rms": 1}
 """Parameters of a norm by its kind, in vectors: scale and shift, or scale alone."""
 ROUTERS = ("softmax", "sigmoid")
 ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sliced_1f1b")
 RECOMPUTE = ("none", "selective", "full")
 EXCHANGES = ("all_gather", "all_to_all")
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16", "fp8")
@@ -188,6 +188,8 @@ class LayoutConfig:
     expert: int = key(1, "expert-parallel ranks, among those of tensor, context and data", minimum=1, maximum=MOST)
     micro_batch: int = key(1, "sequences in one micro-batch", minimum=1, maximum=MOST)
     schedule: str = key("1f1b", "pipeline schedule", choices=SCHEDULES)
+    slices: int = key(1, "slices of every sequence, which sliced_1f1b computes one after the other", minimum=1, maximum=MOST)
+    slice_lengths: Optional[list[int]] = key(None, "positions of each slice, first to last; null = for equal work")
     sequence_parallel: bool = key(False, "shard norms, dropout and residuals along the sequence over the tensor ranks")
     recompute: str = key("none", "activations recomputed in backward: none, selective (attention core), full (blocks)", choices=RECOMPUTE)
     recompute_layers: Optional[int] = key(None, "full: recompute only the first N blocks of each chunk; null = all",
