@@ -191,17 +191,16 @@ def crossing_core(case: Case) -> Array:
     return attention_core(whole) * case.tokens / whole.tokens
 
 
-def streams(case: Case, first: bool, blocks: Sequence[Array]) -> Array:
+def streams(case: Case, first: bool, blocks: Sequence[Array], begins: Array) -> Array:
     """Returns bytes of the residual streams that pass a rank with so many ``blocks`` of each stack: a decoder's blocks keep the encoder's
     output, whole on every tensor rank; an encoder's rank keeps the decoder's stream, which goes on from it."""
     if len(blocks) == 1:
         return 0.0
     read, written = (stack.tokens * case.shape.hidden * case.width for stack in case.stacks)
-    border = (np.asarray(blocks[0]) > 0) & (np.asarray(blocks[1]) > 0)  # with the encoder's last norm
     alone, split = case.pipeline == 1, case.sequence_split
     kept = read * (1 + np.where((split > 1) & ~alone, 1 / split, 0.0))
     passed = np.where(alone | first, 0.0, written / split)
-    ended = np.where(border, one_norm(case.stacks[0]) - read / split, 0.0)
+    ended = np.where(np.asarray(begins) > 0, one_norm(case.stacks[0]) - read / split, 0.0)  # the encoder's last norm
     return case.chunks * np.where(np.asarray(blocks[1]) > 0, kept, passed) + ended
 
 

@@ -48,7 +48,8 @@ def _stage(case: Case, held: StageShare, kind: str, kept: Sequence[SavedActivati
     parts = states(case, dense, expert)
     _add_whole(case, parts, held, kind)
     blocks = [getattr(stack, kind) for stack in held.stacks]
-    parts |= flying(case, kind, blocks, kept)
+    begins = 0.0 if held.borders is None else getattr(held.borders, kind)
+    parts |= flying(case, kind, blocks, kept, activations.streams(case, kind == "first", blocks, begins))
     parts[PASSING] = passing(case)
     freed = sum(count * stored(case, each) for count, each in zip(blocks, kept))
     update(case, parts, freed, 4 * case.shard("optimizer", dense, expert))
@@ -139,8 +140,9 @@ def _ends(case: Case, kind: str) -> Array:
     return first + np.where(alone & ~np.asarray(s.tied) | ~alone & (kind == "last"), matrix, 0.0)
 
 
-def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedActivations]) -> Parts:
-    """Activations and logits of the micro-batches, or slices of them, in flight. ``blocks`` and ``kept`` are those of each stack."""
+def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedActivations], passed: Array) -> Parts:
+    """Activations and logits of the micro-batches, or slices of them, in flight. ``blocks`` and ``kept`` are those of each stack, between
+    which streams pass."""
     sliced = HeldSlices.of(case, _rank(case, kind))
     count, alone = np.where(case.slices > 1, sliced.slices, in_flight(case, kind)), case.pipeline == 1
     embedded = sum(activations.embedding(stack) for stack in case.stacks)
@@ -154,7 +156,7 @@ def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedA
     if case.trainer.pipeline.spreads_vocabulary:
         logits = logits / case.pipeline
     open_heads = np.where(case.scheduled("gpipe"), count, 1.0)  # elsewhere the last stage's backward follows at once
-    passed, again = activations.streams(case, kind == "first", blocks), kept[0].again
+    again = kept[0].again
     if len(kept) > 1:  # when the encoder's blocks run backward, what the decoder's kept is gone
         gone = np.where(np.asarray(blocks[1]) > 0, blocks[1] * stored(case, kept[1]) + passed, 0.0)
         again = np.where(np.asarray(blocks[0]) > 0, np.maximum(again - gone, 0.0), 0.0)
