@@ -148,7 +148,8 @@ def flying(case: Case, kind: str, blocks: Array, kept: SavedActivations) -> Part
         head, logits = np.where(alone, head, 0.0), np.where(alone | case.trainer.pipeline.spreads_vocabulary, logits, 0.0)
     if case.trainer.pipeline.spreads_vocabulary:
         logits = logits / case.pipeline
-    open_heads = np.where(case.scheduled("gpipe"), count, 1.0)  # elsewhere the last stage's backward follows at once
+    waits = case.scheduled("gpipe") | (case.slices > 1)  # elsewhere the last stage's backward follows at once
+    open_heads = np.where(waits, count, 1.0)
     again = kept.again
     if case.trainer.memory.frees_logits:  # the newest head is gone when the first recomputed block runs backward
         again = np.maximum(again - head - logits, 0.0)
