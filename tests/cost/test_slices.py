@@ -92,4 +92,6 @@ def test_predicted_activations_are_what_the_trainer_counts(name: str, farm: Farm
     counted = farm.train(plain, world).checked().result["memory"]
     config = resolve(from_dict(TrainConfig, plain), world)
     found = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=world, hardware=HARDWARE["cpu"])).counted
-    assert {part: found[part] for part in counted} == pytest.approx(counted, rel=0.05)  # the mean slice stands for all: masks of a CPU differ most
+    assert {part: found[part] for part in counted} == pytest.approx(
+        counted, rel=0.05
+    )  # the mean slice stands for all: masks of a CPU differ most
