@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_a_rank_keeps_about_one_sequence_and_its_keys() -> None:
     assert 0.35 < held[8] / held[1] < 0.5  # (4 + 8 - 1) / 8 of a sequence, not 4; longer ones first; keys, values and their gradients
 
 
-COUNTED = {
+COUNTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "positions are learned": ({"family": "gpt"}, {"pipeline": 2, "slices": 4}),
     "groups of rotary queries": ({"family": "llama", "kv_heads": 2}, {"pipeline": 2, "slices": 4}),
     "recomputed whole": ({"family": "llama"}, {"pipeline": 2, "slices": 2, "recompute": "full"}),

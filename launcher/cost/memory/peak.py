@@ -191,7 +191,8 @@ def in_flight(case: Case, kind: str) -> Array:
 
 def _rank(case: Case, kind: str) -> Array:
     """The pipeline rank of this kind that holds most."""
-    return {"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}[kind]
+    ranks: dict[str, Array] = {"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}
+    return ranks[kind]
 
 
 def passing(case: Case) -> Array:
