@@ -31,7 +31,7 @@ from trainer.state.buffers import CollectiveQueue, Pool
 from trainer.state.gathering import Gathering
 from trainer.state.parameters import ModelParameter, OptimizerShard
 from trainer.state.sharding import ShardedState
-from trainer.tensor.context import EXCHANGE_CLASSES
+from trainer.tensor.context import EXCHANGE_CLASSES, HeadExchange, KeyExchange
 from trainer.tensor.dropout import Noise
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.experts import ExpertBalance
@@ -150,9 +150,11 @@ def _parallelizer(
     config: ResolvedTrainConfig, groups: Groups, region: Region, state: ShardedState, noise: Noise, precision: Precision
 ) -> Parallelizer:
     layout, device = config.layout, state.pool.device
-    exchange = EXCHANGE_CLASSES[config.run.context_exchange](region, state) if layout.context > 1 else None
+    exchange: KeyExchange | HeadExchange | EarlierKeys | None = None
     if layout.slices > 1:
         exchange = EarlierKeys(region.slices, state)
+    elif layout.context > 1:
+        exchange = EXCHANGE_CLASSES[config.run.context_exchange](region, state)
     parallelizer = Parallelizer(groups.axes, region, state, noise, precision.compute, device, exchange=exchange)
     if config.run.precision == "fp8":
         parallelizer.eight_bits = EightBitProduct.on(device, compiles(config.run.compile, device))

@@ -8,6 +8,7 @@ import pytest
 from numerics.matrix import (
     FAMILY_KINDS,
     LEVELS,
+    OPTIONS,
     ROPES,
     STEPS,
     TASKS,
@@ -23,7 +24,7 @@ from numerics.matrix import (
 )
 
 from tests.farm import Farm
-from trainer.shared.run.schema import EXCHANGES, METHODS, POSITIONS, RECOMPUTE, ROUTERS
+from trainer.shared.run.schema import EXCHANGES, METHODS, RECOMPUTE, ROUTERS
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +130,7 @@ def test_designed_slices_reach_what_any_slices_could_have(pytestconfig: pytest.C
     assert reached["slices sharded"] >= {(False, False), (False, True), (True, True)} and reached["slices recomputed"] == {*RECOMPUTE}
     assert reached["slices attend"] == {*itertools.product(("fused", "unfused"), (False, True))}
     assert reached["slices in windows"] == {*itertools.product((False, True), ("fused", "unfused"))}
-    assert reached["slices at"] == {*POSITIONS} - {"relative"}
+    assert reached["slices at"] == {*OPTIONS["positions"]}
     for name in ("texts", "experts"):
         assert reached[f"slices with {name}"] == {False, True}
     assert reached["slices of virtual tokens"] == {False, True}

@@ -155,7 +155,8 @@ def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedA
         head, logits = np.where(alone, head, 0.0), np.where(alone | case.trainer.pipeline.spreads_vocabulary, logits, 0.0)
     if case.trainer.pipeline.spreads_vocabulary:
         logits = logits / case.pipeline
-    open_heads = np.where(case.scheduled("gpipe"), count, 1.0)  # elsewhere the last stage's backward follows at once
+    waits = case.scheduled("gpipe") | (case.slices > 1)  # elsewhere the last stage's backward follows at once
+    open_heads = np.where(waits, count, 1.0)
     again = kept[0].again
     if len(kept) > 1:  # when the encoder's blocks run backward, what the decoder's kept is gone
         gone = np.where(np.asarray(blocks[1]) > 0, blocks[1] * stored(case, kept[1]) + passed, 0.0)
@@ -203,7 +204,8 @@ def in_flight(case: Case, kind: str) -> Array:
 
 def _rank(case: Case, kind: str) -> Array:
     """The pipeline rank of this kind that holds most."""
-    return {"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}[kind]
+    ranks: dict[str, Array] = {"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}
+    return ranks[kind]
 
 
 def passing(case: Case) -> Array:

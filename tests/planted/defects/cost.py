@@ -52,8 +52,8 @@ DEFECTS = [
     Defect(
         "the first pipeline rank holds as many micro-batches as the last",
         PEAK,
-        '{"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}[kind]',
-        '{"first": case.pipeline - 1, "middle": 1.0, "last": case.pipeline - 1}[kind]',
+        '{"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}',
+        '{"first": case.pipeline - 1, "middle": 1.0, "last": case.pipeline - 1}',
         "tests/cost/test_memory.py tests/cost/test_trainer_memory.py",
     ),
     Defect(
