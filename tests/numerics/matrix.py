@@ -130,12 +130,14 @@ def family_kind(name: str) -> tuple[bool, bool, bool]:
 
 
 def draw(seed: int, index: int, kind: str = "dense") -> Case:
-    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks and at times with experts, too."""
+    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks or "latent" attention, at times with experts, and
+    latents with context ranks, too."""
     dice = random.Random(f"{seed}/{index}{'' if kind == 'dense' else f'/{kind}'}")
     while True:
         case = _draw_any(dice)
-        case = _with_context(dice, case) if kind == "context" else case
-        mixes = kind == "experts" or (kind == "context" and dice.random() < 0.3)
+        case = _with_context(dice, case) if kind == "context" or (kind == "latent" and dice.random() < 0.3) else case
+        case = _with_latents(dice, case) if kind == "latent" else case
+        mixes = kind == "experts" or (kind in ("context", "latent") and dice.random() < (0.3 if kind == "context" else 0.6))
         case = _with_experts(dice, case) if mixes else case
         if case.ranks <= MOST_RANKS and case.valid:
             return case
@@ -267,6 +269,26 @@ def _with_context(dice: random.Random, case: Case) -> Case:
         run=run | {"context_exchange": exchange},
         batch=batch,
     )
+
+
+def _with_latents(dice: random.Random, case: Case) -> Case:
+    """``case`` with queries, keys and values from latents. Values are narrower than keys, or wider. In fp64, for norms of few elements."""
+    turning = dice.choice([2, 4, 6])
+    latent = {
+        "kv_rank": dice.choice([3, 8]),
+        "query_rank": dice.choice([0, 5]),
+        "rotary": turning,
+        "value": dice.choice([None, 3, 20]),
+        "interleaved": dice.random() < 0.7,
+    }
+    model = case.model | {"latent": latent, "kv_heads": case.model["heads"], "qk_norm": "none"}
+    model["biases"] = [name for name in model.get("biases", ()) if name != "qkv"]
+    if "rope" in model:
+        model["rope"] = (
+            model["rope"] | {"share": 1.0} | {name: [1.5] * (turning // 2) for name in ("short", "long") if name in model["rope"]}
+        )
+    tune = case.tune | {"targets": ["output"]} if case.tune.get("method") == "lora" else case.tune
+    return replace(case, model=model, tune=tune if tune.get("method") != "ia3" else {}, precision="fp64")
 
 
 def _with_experts(dice: random.Random, case: Case) -> Case:
@@ -432,6 +454,7 @@ def traits(case: Case) -> dict[str, Any]:
         }
         | _traits_of_context(case)
         | _traits_of_experts(case)
+        | _traits_of_latents(case)
     )
 
 
@@ -469,10 +492,27 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
     }
 
 
+def _traits_of_latents(case: Case) -> dict[str, Any]:
+    latent, layout = case.model.get("latent"), case.layout
+    if latent is None:
+        return {}
+    width, context = case.model.get("head_width", 8) + latent["rotary"], layout.get("context", 1)
+    return {
+        "latent of queries": (latent["query_rank"] > 0, layout["tensor"] > 1),
+        "latent values": ((latent["value"] or 0) > width, case.model["attention"], case.model["dropout"] > 0),
+        "latent over": (layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1, layout["data"] > 1),
+        "latent recomputed": (layout["recompute"], layout["sequence_parallel"]),
+        "latent sharded": (layout["sharding"]["params"] > 1, layout["tensor"] > 1),
+        "latent turning": (case.model.get("positions") in (None, "rotary"), latent["interleaved"]),
+        "latent context": context > 1 and case.run["context_exchange"],
+        "latent experts": ("experts" in case.model, layout.get("expert", 1) > 1),
+    }
+
+
 @cache
 def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> list[Case]:
     """``count`` cases of a kind, each the one of the next ``choice`` draws that has the most values of axes that none before it has (of
-    context, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
+    context and latents, their own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
     ranks."""
     chosen: list[Case] = []
     seen: set[Any] = set()
@@ -482,7 +522,7 @@ def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> li
         found = [set(traits(case).items()) for case in draws]
         met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
-        first = [{value for value in values if kind == "context" and value[0].startswith(kind)} for values in found]
+        first = [{value for value in values if kind in ("context", "latent") and value[0].startswith(kind)} for values in found]
         worth = [
             (len(first[n] - seen), len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks)
             for n in range(len(draws))

@@ -26,7 +26,7 @@ from trainer.shared.run.schema import EXCHANGES, METHODS, RECOMPUTE, ROUTERS, SC
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "latent": 8}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -117,6 +117,19 @@ def test_designed_contexts_reach_what_any_context_could_have(pytestconfig: pytes
     assert {any(beside) for beside in reached["context beside"]} == {False, True}
     assert {(params, optimizer) for params, optimizer, _ in reached["context sharded"]} >= {(False, False), (False, True), (True, True)}
     assert reached["context with texts"] == reached["context with experts"] == {False, True}
+
+
+def test_designed_latents_reach_what_any_latents_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["latent"], "latent")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("latent")}
+    assert reached["latent of queries"] == {*itertools.product((False, True), repeat=2)}
+    assert {wider for wider, *_ in reached["latent values"]} == {dropout for *_, dropout in reached["latent values"]} == {False, True}
+    for axis, name in enumerate(("tensor", "sequence parallelism", "pipeline", "data")):
+        assert {over[axis] for over in reached["latent over"]} == {False, True}, name
+    assert {recompute for recompute, _ in reached["latent recomputed"]} == {*RECOMPUTE}
+    assert {params for params, _ in reached["latent sharded"]} == {turned for _, turned in reached["latent turning"]} == {False, True}
+    assert reached["latent context"] == {False, *EXCHANGES}
+    assert reached["latent experts"] >= {(False, False), (True, True)}
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:

@@ -205,11 +205,8 @@ class Shape:
         """Matrices of one attention: queries, keys, values, output."""
         if self.latent is None:
             return flops.attention_weights(self.hidden, self.query_width, self.kv_width)
-        q, kv, rotary = self.latent.query_rank, self.latent.kv_rank, self.latent.rotary
-        turned = self.query_width + self.heads * rotary
-        queries = np.where(np.asarray(q) > 0, q * (self.hidden + turned), self.hidden * turned)
-        keys_values = self.hidden * (kv + rotary) + kv * (self.query_width + self.value_width)
-        return queries + keys_values + self.value_width * self.hidden
+        latent, widths = self.latent, (self.query_width, self.value_width, self.heads * self.latent.rotary)
+        return flops.latent_weights(self.hidden, *widths, latent.query_rank, latent.kv_rank, latent.rotary)
 
     @property
     def mlp_parameters(self) -> Array:
@@ -244,7 +241,7 @@ class Shape:
     def head_norm_parameters(self) -> Array:
         """Norms of queries and keys, or of their latents."""
         if self.latent is not None:
-            return self.latent.query_rank + self.latent.kv_rank
+            return (self.latent.query_rank + self.latent.kv_rank) * (1 if self.scale_only_norm else 2)
         return {"none": 0, "head": 2 * self.head_width, "width": self.query_width + self.kv_width}[self.qk_norm]
 
     @property
