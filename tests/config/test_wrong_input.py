@@ -95,7 +95,10 @@ CASES = [
         "adds to the one matrix of queries, keys and values, and model.latent.kv_rank=16 has several; use tune.targets=[output] with lora",
     ),
     (["model.latent.kv_rank=16", "model.latent.rotary=0"], "model.latent.rotary=0 leaves no number for model.positions=rotary"),
-    (["model.latent.kv_rank=16", "model.latent.rotary=7"], "model.latent.rotary=7 x model.rope.share=1 is 7 dimensions, which turn in pairs"),
+    (
+        ["model.latent.kv_rank=16", "model.latent.rotary=7"],
+        "model.latent.rotary=7 x model.rope.share=1 is 7 dimensions, which turn in pairs",
+    ),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]
 

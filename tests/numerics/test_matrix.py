@@ -136,7 +136,16 @@ def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:
     return {"params": params, "grads": grads, "optimizer": optimizer}
 
 
+LATENT = {
+    "family": "deepseek_v3",
+    "layers": 1,
+    "head_width": 6,
+    "ffn": 16,
+    "latent": {"kv_rank": 5, "query_rank": 7, "rotary": 4, "value": 3},
+}
 NAMED = {
+    "latents over tensor ranks": Case({"tensor": 2}, LATENT),
+    "latents over tensor ranks and pieces of sequences": Case({"tensor": 2, "sequence_parallel": True}, LATENT),
     "gradients of replicas of shards are summed": Case({"data": 8, "sharding": sharded(1, 2, 4)}),
     "two levels are published from the outer to the inner": Case({"data": 4, "sharding": sharded(1, 2, 4)}),
     "a row has the virtual tokens of its task on any replica": Case(

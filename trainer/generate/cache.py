@@ -98,8 +98,8 @@ class CacheView:
 
 
 class CachedCore(nn.Module):
-    """Attention over everything read so far. q [s, b, g q, d], k and v [s, b, g, d] -> [s, b, g q d]. ``shared``: values are not cached, for
-    they are so many first numbers of keys."""
+    """Attention over everything read so far. q [s, b, g q, d], k and v [s, b, g, d] -> [s, b, g q d]. ``shared``: values are so many first
+    numbers of keys, and not cached."""
 
     def __init__(self, core: AttentionCore, block: int, reading: CacheView, shared: int = 0):
         super().__init__()
@@ -133,9 +133,9 @@ class CachedCore(nn.Module):
 
 
 class CachedLatents(nn.Module):
-    """``MultiHeadLatentAttention`` that caches, of a token, its latent and the key that all heads share: the keys of one head, whose first
-    numbers are the values, too. What would make keys of the latents is multiplied with the queries instead, and what would make values, with
-    the sums of weighed latents (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.2)."""
+    """``MultiHeadLatentAttention`` that caches, of a token, its latent and the key that all heads share: keys of one head, whose first
+    numbers are the values, too. The matrix that makes keys of latents is multiplied with queries instead, and the one that makes values,
+    with sums of weighed latents (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.2)."""
 
     def __init__(self, attention: MultiHeadLatentAttention, block: int, reading: CacheView):
         super().__init__()
@@ -165,7 +165,7 @@ class LastToken(nn.Module):
 
 
 CACHED: dict[type[nn.Module], Callable[..., nn.Module]] = {AttentionCore: CachedCore, MultiHeadLatentAttention: CachedLatents}
-"""What takes the place of layers that read keys and values."""
+"""Layers with a cache, by those whose place they take."""
 
 
 def place(part: nn.Module, reading: CacheView) -> None:

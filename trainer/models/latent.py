@@ -19,7 +19,7 @@ EPS = 1e-6
 
 
 class LatentProduct(nn.Module):
-    """A latent of ``rank`` numbers a token and what is made from it: [s, b, h] -> [s, b, heads, width].
+    """A latent of ``rank`` numbers a token, and the numbers made from it: [s, b, h] -> [s, b, heads, width].
 
     ``compress`` gives the latent and ``beside`` further numbers, [s, b, rank + beside]; they are whole on every tensor rank, and so
     is the norm of the latent. Of ``expand`` a tensor rank has its heads.

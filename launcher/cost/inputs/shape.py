@@ -201,6 +201,22 @@ class Shape:
         return 0 if self.latent is None else self.latent.query_rank + self.latent.kv_rank + self.latent.rotary
 
     @property
+    def latent_parameters(self) -> Array:
+        """Matrices that make latents, which every tensor rank has whole (trainer/models/latent.py; Megatron Core,
+        multi_latent_attention.py: ``linear_q_down_proj`` and ``linear_kv_down_proj`` are ``duplicated``)."""
+        return self.hidden * self.latent_width
+
+    @property
+    def cached_heads(self) -> Array:
+        """Key/value heads that a cache has: of latents one for all queries (arXiv 2405.04434, section 2.1.2)."""
+        return self.kv_heads if self.latent is None else 1
+
+    @property
+    def cached_width(self) -> Array:
+        """Width of what a cache has of a token for each of those heads: a key and a value, or a latent and the key of its position."""
+        return 2 * self.head_width if self.latent is None else self.latent.kv_rank + self.latent.rotary
+
+    @property
     def attention_parameters(self) -> Array:
         """Matrices of one attention: queries, keys, values, output."""
         if self.latent is None:
