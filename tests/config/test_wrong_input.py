@@ -126,6 +126,21 @@ CASES = [
     (
         ["model=t5_tiny", "layout.tensor=2", "layout.sequence_parallel=true"],
         "layout.sequence_parallel shards model.decoder_seq=29 over layout.tensor=2, which does not divide it; set model.decoder_seq=30",
+    (
+        ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=8", "model.kv_heads=2"],
+        "model.kv_heads=2 does not go with model.latent.kv_rank=16: keys and values of all heads are made from one latent",
+    ),
+    (
+        ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=8", "model.kv_heads=4", "tune.method=lora", "tune.rank=4"],
+        "adds to the one matrix of queries, keys and values, and model.latent.kv_rank=16 has several; use tune.targets=[output] with lora",
+    ),
+    (
+        ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=0"],
+        "model.latent.rotary=0 leaves no number for model.positions=rotary",
+    ),
+    (
+        ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=7"],
+        "model.latent.rotary=7 x model.rope.share=1 is 7 dimensions, which turn in pairs",
     ),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]

@@ -53,7 +53,7 @@ def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[in
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Checkpoints of models of four blocks, and one Hugging Face folder."""
     root, found = tmp_path_factory.mktemp("models"), {}
-    for name in ("gpt", "llama", "bloom odd heads", "glm4_moe"):
+    for name in ("gpt", "llama", "bloom odd heads", "glm4_moe", "deepseek_v3"):
         heads = {"heads": 4, "hidden": 32} if name == "bloom odd heads" else {}
         model = resolve_model(MODELS[name].__class__(**(vars(MODELS[name]) | {"layers": 4} | heads)))
         found[name] = str(checkpoint(ours(model, seed=4), model, root / name))

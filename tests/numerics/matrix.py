@@ -138,21 +138,21 @@ def plain(family: Family) -> bool:
 
 
 def draw(seed: int, index: int, kind: str = "dense") -> Case:
-    """Case number ``index`` of a kind of ``KINDS``; those with ranks or slices of sequences have at times experts, too."""
+    """Case number ``index`` of a kind of ``KINDS``, at times with experts as well."""
     dice = random.Random(f"{seed}/{index}{'' if kind == 'dense' else f'/{kind}'}")
     while True:
         case = KINDS[kind](dice, _draw_any(dice))
-        case = _with_experts(dice, case) if kind in ON_SEQUENCES and dice.random() < 0.3 else case
+        case = _with_experts(dice, case) if kind in MIXED and dice.random() < MIXED[kind] else case
         if case.ranks <= MOST_RANKS and case.valid:
             return case
 
 
 WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
 """Schedules of whole sequences."""
-ON_SEQUENCES = ("context", "slices")
-"""Kinds of layouts that any model may meet."""
-OWN_AXES = (*ON_SEQUENCES, "pairs")
+OWN_AXES = ("context", "slices", "latent", "pairs")
 """Kinds with axes of their own, which come first."""
+MIXED = {"context": 0.3, "slices": 0.3, "latent": 0.6}
+"""Kinds that have experts, too, and in what share of their cases."""
 
 
 def _draw_any(dice: random.Random) -> Case:
@@ -300,6 +300,28 @@ def _with_slices(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=layout, model=case.model | {"seq": unit * units}, precision="fp64")
 
 
+def _with_latents(dice: random.Random, case: Case) -> Case:
+    """``case`` with queries, keys and values from latents, at times over context ranks. Values are narrower than keys, or wider. In fp64, for
+    norms of few elements."""
+    case = _with_context(dice, case) if dice.random() < 0.3 else case
+    turning = dice.choice([2, 4, 6])
+    latent = {
+        "kv_rank": dice.choice([3, 8]),
+        "query_rank": dice.choice([0, 5]),
+        "rotary": turning,
+        "value": dice.choice([None, 3, 20]),
+        "interleaved": dice.random() < 0.7,
+    }
+    model = case.model | {"latent": latent, "kv_heads": case.model["heads"], "qk_norm": "none"}
+    model["biases"] = [name for name in model.get("biases", ()) if name != "qkv"]
+    if "rope" in model:
+        model["rope"] = (
+            model["rope"] | {"share": 1.0} | {name: [1.5] * (turning // 2) for name in ("short", "long") if name in model["rope"]}
+        )
+    tune = case.tune | {"targets": ["output"]} if case.tune.get("method") == "lora" else case.tune
+    return replace(case, model=model, tune=tune if tune.get("method") != "ia3" else {}, precision="fp64")
+
+
 def _with_experts(dice: random.Random, case: Case) -> Case:
     """``case`` with experts, few enough for some to have no token. In fp64, for rounding may change what a router chooses."""
     folded = case.layout["tensor"] * case.layout.get("context", 1) * case.layout["data"]
@@ -364,6 +386,7 @@ KINDS: dict[str, Callable[[random.Random, Case], Case]] = {
     "experts": _with_experts,
     "context": _with_context,
     "slices": _with_slices,
+    "latent": _with_latents,
     "pairs": _with_encoder,
 }
 """What makes a dense case one of a kind."""
@@ -505,6 +528,7 @@ def traits(case: Case) -> dict[str, Any]:
         | _traits_of_slices(case)
         | _traits_of_pairs(case)
         | _traits_of_experts(case)
+        | _traits_of_latents(case)
     )
 
 
@@ -578,6 +602,23 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
         "balanced": (experts["balance_loss"] > 0, layout["tensor"] > 1, layout["recompute"] == "full"),
         "shared experts": (experts["shared_ffn"] > 0, experts["shared_gate"], layout["tensor"] > 1),
         "blocks with experts": (experts["dense_layers"], experts["every"]),
+    }
+
+
+def _traits_of_latents(case: Case) -> dict[str, Any]:
+    latent, layout = case.model.get("latent"), case.layout
+    if latent is None:
+        return {}
+    width, context = case.model.get("head_width", 8) + latent["rotary"], layout.get("context", 1)
+    return {
+        "latent of queries": (latent["query_rank"] > 0, layout["tensor"] > 1),
+        "latent values": ((latent["value"] or 0) > width, case.model["attention"], case.model["dropout"] > 0),
+        "latent over": (layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1, layout["data"] > 1),
+        "latent recomputed": (layout["recompute"], layout["sequence_parallel"]),
+        "latent sharded": (layout["sharding"]["params"] > 1, layout["tensor"] > 1),
+        "latent turning": (case.model.get("positions") in (None, "rotary"), latent["interleaved"]),
+        "latent context": context > 1 and case.run["context_exchange"],
+        "latent experts": ("experts" in case.model, layout.get("expert", 1) > 1),
     }
 
 

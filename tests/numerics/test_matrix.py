@@ -28,7 +28,7 @@ from trainer.shared.run.schema import EXCHANGES, METHODS, RECOMPUTE, ROUTERS
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "pairs": 14}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 14}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -136,11 +136,33 @@ def test_designed_slices_reach_what_any_slices_could_have(pytestconfig: pytest.C
     assert reached["slices of virtual tokens"] == {False, True}
 
 
+def test_designed_latents_reach_what_any_latents_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["latent"], "latent")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("latent")}
+    assert reached["latent of queries"] == {*itertools.product((False, True), repeat=2)}
+    assert {wider for wider, *_ in reached["latent values"]} == {dropout for *_, dropout in reached["latent values"]} == {False, True}
+    for axis, name in enumerate(("tensor", "sequence parallelism", "pipeline", "data")):
+        assert {over[axis] for over in reached["latent over"]} == {False, True}, name
+    assert {recompute for recompute, _ in reached["latent recomputed"]} == {*RECOMPUTE}
+    assert {params for params, _ in reached["latent sharded"]} == {turned for _, turned in reached["latent turning"]} == {False, True}
+    assert reached["latent context"] == {False, *EXCHANGES}
+    assert reached["latent experts"] >= {(False, False), (True, True)}
+
+
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:
     return {"params": params, "grads": grads, "optimizer": optimizer}
 
 
+LATENT = {
+    "family": "deepseek_v3",
+    "layers": 1,
+    "head_width": 6,
+    "ffn": 16,
+    "latent": {"kv_rank": 5, "query_rank": 7, "rotary": 4, "value": 3},
+}
 NAMED = {
+    "latents over tensor ranks": Case({"tensor": 2}, LATENT),
+    "latents over tensor ranks and pieces of sequences": Case({"tensor": 2, "sequence_parallel": True}, LATENT),
     "gradients of replicas of shards are summed": Case({"data": 8, "sharding": sharded(1, 2, 4)}),
     "two levels are published from the outer to the inner": Case({"data": 4, "sharding": sharded(1, 2, 4)}),
     "a row has the virtual tokens of its task on any replica": Case(

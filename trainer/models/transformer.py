@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainer.models.attention import Attention, AttentionCore, Rotary, capped
 from trainer.models.experts import MixtureOfExperts
+from trainer.models.latent import MultiHeadLatentAttention
 from trainer.models.layers import MLP, VOCABULARY, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
 from trainer.models.rope import angles
 from trainer.shared.families.family import Family
@@ -57,7 +58,8 @@ class Block(nn.Module):
         before, after = c.norm_at != "after", c.norm_at != "before"
         self.parallel, self.scale = c.residual != "sequential", c.residual_scale
         self.attention_norm = norm(c) if before else None
-        self.attention = Attention(c, output_std, AttentionCore(c, index), Rotary(angles(c, index)) if c.turns(index) else None)
+        attention = MultiHeadLatentAttention if c.latent.kv_rank else Attention
+        self.attention = attention(c, output_std, AttentionCore(c, index), Rotary(angles(c, index)) if c.turns(index) else None)
         self.attention_post_norm = norm(c) if after else None
         self.attention_dropout = Dropout(c.dropout)
         self.mlp_norm = norm(c) if before and c.residual != "parallel_one_norm" else None

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.models.attention import Attention
 from trainer.models.layers import Init, Linear, ParameterModule, ParameterSpec, gelu, norm
 from trainer.models.transformer import Transformer
 from trainer.shared.parallel.placement import Partial, Shard
@@ -169,6 +170,7 @@ def _add_adapters(block: Any, c: ResolvedModelConfig, tune: TuneConfig) -> None:
 
 
 def _add_scales(block: Any, c: ResolvedModelConfig, tune: TuneConfig) -> None:
+    assert isinstance(block.attention, Attention)
     block.attention.scale = KeyValueScale((c.kv_heads, 2, c.head_width))
     block.mlp.scale = VectorScale((c.ffn,))
     block.attention.qkv.register_forward_hook(lambda module, inputs, x: block.attention.scale(x))

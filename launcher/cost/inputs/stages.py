@@ -182,9 +182,10 @@ def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
     counts = Blocks(*(sum(getattr(each, name) for each in stacks) for name in ("first", "middle", "last", "typical")))
     sparse = s.expert_layers / s.layers
     routed = sparse * s.expert_parameters / (case.expert_tensor * case.expert)
-    matrices = (s.block_parameters - s.small_parameters - sparse * s.expert_parameters) / t
-    # norms and row biases are whole on every tensor rank
-    each = [(own.block_parameters - own.small_parameters - sparse * s.expert_parameters) / t + own.small_parameters for own in s.stacks]
+    matrices = (s.block_parameters - s.small_parameters - sparse * s.expert_parameters - s.latent_parameters) / t + s.latent_parameters
+    # norms and row biases, and matrices of latents, are whole on every tensor rank
+    whole = [own.small_parameters + own.latent_parameters for own in s.stacks]
+    each = [(own.block_parameters - same - sparse * s.expert_parameters) / t + same for own, same in zip(s.stacks, whole)]
     first, middle, last = (sum(getattr(n, kind) * own for n, own in zip(stacks, each)) for kind in ("first", "middle", "last"))
     embedding = case.vocabulary * s.hidden + s.positions * s.hidden + 2 * s.buckets * s.heads / t
     head = case.vocabulary * s.hidden + s.norm_parameters

@@ -72,6 +72,7 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
     chosen = {name: family.default(name) if (given := getattr(model, name)) is None else given for name in BASE}
     gated = chosen["activation"] in GATED
     head = model.head_width or max(1, model.hidden // model.heads)
+    further = model.latent.rotary if model.latent.kv_rank else 0
     ffn = model.ffn or (64 * math.ceil(8 * model.hidden / 3 / 64) if gated else 4 * model.hidden)
     return _with(
         ResolvedModelConfig,
@@ -81,7 +82,7 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
         ffn=ffn,
         init_std=family.init_scale / math.sqrt(model.hidden) if model.init_std is None else model.init_std,
         head_width=head,
-        attention_scale=model.attention_scale or family.attention_scale or 1 / math.sqrt(head),
+        attention_scale=model.attention_scale or family.attention_scale or 1 / math.sqrt(head + further),
         encoder_layers=(model.layers // 2 if family.encoder_decoder else 0) if model.encoder_layers is None else model.encoder_layers,
         decoder_seq=model.decoder_seq or (written_tokens(model.seq) if family.encoder_decoder else 0),
     )
@@ -114,6 +115,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
         raise ConfigError(f"{name} can be planned but not trained here yet; use trainer=NAME of another trainer, or leave it out")
     _check_own_experts(config)
     _check_own_stacks(config)
+    _check_own_latents(config)
     _check_split(config.model, config.layout)
     _check_context(config)
     _check_world(config.layout, world_size)
@@ -223,6 +225,30 @@ def _check_own_experts(config: ResolvedTrainConfig) -> None:
         )
 
 
+def _check_own_latents(config: ResolvedTrainConfig) -> None:
+    """Checks what our own trainer does where queries, keys and values are made from latents."""
+    model, tune, rank = config.model, config.tune, config.model.latent.kv_rank
+    if config.command is not None or not rank:
+        return
+    unlike = {
+        f"model.kv_heads={model.kv_heads}": model.kv_heads != model.heads,
+        f"model.qk_norm={model.qk_norm}": model.qk_norm != "none",
+        f"model.biases={model.biases}": "qkv" in model.biases,
+    }
+    if name := next((name for name, there in unlike.items() if there), None):
+        raise ConfigError(
+            f"{name} does not go with model.latent.kv_rank={rank}: keys and values of all heads are made from one latent, which "
+            "alone has a norm, and no bias; leave it out"
+        )
+    among = tune.method == "lora" and "qkv" in tune.targets
+    if among or tune.method == "ia3":
+        named = f"tune.targets={tune.targets}" if among else f"tune.method={tune.method}"
+        raise ConfigError(
+            f"{named} adds to the one matrix of queries, keys and values, and model.latent.kv_rank={rank} has several; use "
+            "tune.targets=[output] with lora, or another method"
+        )
+
+
 def _check_world(layout: LayoutConfig, world_size: int) -> None:
     needed = world_size_of(layout)
     if needed > world_size:
@@ -258,6 +284,7 @@ def check_model(given: ModelConfig) -> None:
         )
     if "head" in model.biases and model.tied:
         raise ConfigError("model.biases has a bias of the head, which model.tied=true shares with the embedding; leave one of them out")
+    _check_latent(model)
     _check_experts(model)
     _check_stacks(given, model)
 
@@ -336,13 +363,19 @@ def _check_own_stacks(config: ResolvedTrainConfig) -> None:
         )
 
 
+def _check_latent(model: ResolvedModelConfig) -> None:
+    if model.latent.kv_rank and model.positions == "rotary" and not model.latent.rotary:
+        raise ConfigError("model.latent.rotary=0 leaves no number for model.positions=rotary; set one of them, as model.latent.rotary=64")
+
+
 def _check_rope(model: ResolvedModelConfig) -> None:
-    rope, width = model.rope, model.rope.share * model.head_width
+    rope, width = model.rope, model.turning
     if rope.share > 1:
         raise ConfigError(f"model.rope.share={rope.share:g} is more than a head has; use a value from above 0 to 1")
     if not width.is_integer() or width % 2:
+        name = "model.latent.rotary" if model.latent.kv_rank else "model.head_width"
         raise ConfigError(
-            f"model.head_width={model.head_width} x model.rope.share={rope.share:g} is {width:g} dimensions, which turn in pairs; "
+            f"{name}={width / rope.share:g} x model.rope.share={rope.share:g} is {width:g} dimensions, which turn in pairs; "
             "change one of them (model.head_width is model.hidden / model.heads unless it is given)"
         )
     if rope.kind in ("yarn", "llama3", "longrope") and rope.original is None:
@@ -394,7 +427,6 @@ def untrained(model: ResolvedModelConfig) -> str | None:
     mixes = model.experts.count > 0
     first = {
         f"model.biases={model.biases} with model.experts.count={model.experts.count}": mixes and {"up", "down"}.intersection(model.biases),
-        f"model.latent.kv_rank={model.latent.kv_rank}": model.latent.kv_rank,
         f"model.predicted_tokens={model.predicted_tokens}": model.predicted_tokens,
         f"model.family={model.family} (attention sinks)": FAMILIES[model.family].attention_sinks,
         f"model.family={model.family} (further positions)": FAMILIES[model.family].further_positions,
@@ -576,18 +608,23 @@ def _check_eight_bits(config: ResolvedTrainConfig) -> None:
     model, layout = config.model, config.layout
     if config.run.precision != "fp8" or config.command is not None:
         return
-    triples = model.query_width + 2 * model.kv_width
-    for name, width in (
-        ("model.hidden", model.hidden),
-        ("model.heads x model.head_width", model.query_width),
-        ("queries, keys and values", triples),
-        ("model.ffn", model.ffn),
-    ):
+    for name, width in (*_widths_of_attention(model), ("model.hidden", model.hidden), ("model.ffn", model.ffn)):
         if width % (16 * layout.tensor):
             raise ConfigError(
                 f"run.precision=fp8 wants widths of a multiple of 16 on each tensor rank, and {name} has {width} on {layout.tensor}; use "
                 "another width, fewer tensor ranks or run.precision=bf16"
             )
+
+
+def _widths_of_attention(model: ResolvedModelConfig) -> list[tuple[str, int]]:
+    """Returns inner and outer widths, with names, of attention's matrices that tensor ranks share."""
+    latent = model.latent
+    output = ("model.heads x width of a value", model.value_width)
+    if not latent.kv_rank:
+        return [output, ("queries, keys and values", model.query_width + 2 * model.kv_width)]
+    queries = model.query_width + model.heads * latent.rotary
+    ranks = [(f"model.latent.{name}", rank) for name in ("kv_rank", "query_rank") if (rank := getattr(latent, name))]
+    return [output, *ranks, ("queries", queries), ("keys and values", model.query_width + model.value_width)]
 
 
 def _check_async_tensor(config: TrainConfig) -> None:

@@ -103,12 +103,13 @@ class ExpertsConfig:
 
 @dataclass
 class LatentConfig:
-    """Queries, keys and values made from low-rank latents (multi-head latent attention; planned, not trained yet)."""
+    """Queries, keys and values made from low-rank latents (multi-head latent attention)."""
 
     kv_rank: int = key(0, "width of the latent of keys and values; 0 = none", minimum=0, maximum=10_000_000)
     query_rank: int = key(0, "width of the latent of queries; 0 = they are made from the hidden state", minimum=0, maximum=10_000_000)
     rotary: int = key(64, "further width of a query or key, which holds its position", minimum=0, maximum=10_000_000)
     value: Optional[int] = key(None, "width of a value; null = that of a head", minimum=1, maximum=10_000_000)
+    interleaved: bool = key(True, "of the numbers that hold a position the neighbours 2i and 2i + 1 turn together; false = i and i + rotary / 2")
 
 
 @dataclass
@@ -148,7 +149,7 @@ class ModelConfig:
     full_every: int = key(0, "every k-th block attends to all positions in spite of model.window; 0 = none does", minimum=0, maximum=MOST)
     score_cap: Optional[float] = key(None, "attention scores become cap tanh(score / cap); null = they stay", above=0)
     logit_cap: Optional[float] = key(None, "logits likewise", above=0)
-    attention_scale: Optional[float] = key(None, "factor of attention scores; null = 1 / sqrt(head_width)", above=0)
+    attention_scale: Optional[float] = key(None, "factor of attention scores; null = 1 / sqrt(width of a query)", above=0)
     embedding_scale: float = key(1.0, "factor of token embeddings", above=0)
     residual_scale: float = key(1.0, "factor of what attention and MLP add to the residual stream", above=0)
     logit_scale: float = key(1.0, "factor of logits", above=0)
@@ -414,6 +415,16 @@ class ResolvedModelConfig(ModelConfig):
     def kv_width(self) -> int:
         """Returns the width of keys, and of values."""
         return self.kv_heads * self.head_width
+
+    @property
+    def value_width(self) -> int:
+        """Returns the width of what attention gives to its output matrix."""
+        return self.heads * (self.latent.value or self.head_width) if self.latent.kv_rank else self.query_width
+
+    @property
+    def turning(self) -> float:
+        """Returns how many numbers of a query turn with its position."""
+        return self.rope.share * (self.latent.rotary if self.latent.kv_rank else self.head_width)
 
     @property
     def expert_ffn(self) -> int:
