@@ -126,6 +126,7 @@ CASES = [
     (
         ["model=t5_tiny", "layout.tensor=2", "layout.sequence_parallel=true"],
         "layout.sequence_parallel shards model.decoder_seq=29 over layout.tensor=2, which does not divide it; set model.decoder_seq=30",
+    ),
     (
         ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=8", "model.kv_heads=2"],
         "model.kv_heads=2 does not go with model.latent.kv_rank=16: keys and values of all heads are made from one latent",
