@@ -108,15 +108,14 @@ def passes(case: Case, held: stages.StageShare) -> MicroBatchTimes:
 
 
 def _passes(case: Case, held: stages.StageShare) -> MicroBatchTimes:
-    one = block.times(case)
-    per_block = add(one.forward, one.backward, one.again)
+    one = block.of_stacks(case)
+    share = [(stack.shape.layers + stack.shape.predicted_tokens) / case.pipeline for stack in case.stacks]  # of a rank
     embedding, head = embedding_head.embedding(case), embedding_head.head(case)
     m, wait = case.micro_batches, blocking(case)
     kinds = stage_times(case, held, one)
     further = case.trainer.pipeline.extra_in_flight_per_stage
     run = pipeline.run(kinds, case.pipeline, case.chunks, m, case.scheduled("gpipe"), case.scheduled("zero_bubble"), further)
-    per_rank = (case.shape.layers + case.shape.predicted_tokens) / case.pipeline
-    parts = scale(per_block, m * per_rank)
+    parts = add(*(scale(add(each.forward, each.backward, each.again), m * per_rank) for each, per_rank in zip(one, share)))
     parts[EMBEDDING] = m * sum(embedding) / case.pipeline
     parts[HEAD] = m * sum(head) / case.pipeline
     if case.device.oversubscription > 1:
@@ -125,8 +124,10 @@ def _passes(case: Case, held: stages.StageShare) -> MicroBatchTimes:
         idle = run.total - total(parts)
         parts[TRANSFERS] = np.minimum(run.transfers + 2 * m * wait, np.maximum(idle, 0.0))
         parts[BUBBLE] = idle - parts[TRANSFERS]
-    behind = scale(one.behind_host, m * per_rank)
-    return MicroBatchTimes(parts, run.total, total(one.forward), total(one.backward) + total(one.again), behind)
+    behind = add(*(scale(each.behind_host, m * per_rank) for each, per_rank in zip(one, share)))
+    forward = sum(total(each.forward) * part for each, part in zip(one, share)) / sum(share)
+    backward = sum((total(each.backward) + total(each.again)) * part for each, part in zip(one, share)) / sum(share)
+    return MicroBatchTimes(parts, run.total, forward, backward, behind)
 
 
 def oversubscribed(case: Case, parts: Parts, path: Array) -> Parts:
@@ -138,21 +139,24 @@ def oversubscribed(case: Case, parts: Parts, path: Array) -> Parts:
     return busy
 
 
-def stage_times(case: Case, held: stages.StageShare, one: block.BlockTimes) -> pipeline.StageTimes:
-    """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for."""
-    blocks, (first, middle, last) = held.blocks, embedding_head.by_stage(case)
+def stage_times(case: Case, held: stages.StageShare, one: Sequence[block.BlockTimes]) -> pipeline.StageTimes:
+    """Seconds of one micro-batch on each kind of pipeline rank, and of one transfer that computation does not wait for. ``one``: those of a
+    block of each stack."""
+    first, middle, last = embedding_head.by_stage(case)
     slow = 1 + case.constants.jitter * np.sqrt(2 * np.log(case.pipeline))
-    forward, backward = total(one.forward) * slow, (total(one.backward) + total(one.again)) * slow
+    each = [(total(times.forward) * slow, (total(times.backward) + total(times.again)) * slow) for times in one]
     wait = blocking(case)  # 0 for a single rank
 
-    def stage(count: Array, ends: ForwardBackward, waits: Array) -> ForwardBackward:
-        return count * forward + ends[0] + waits, count * backward + ends[1] + waits
+    def stage(kind: str, ends: ForwardBackward, waits: Array) -> ForwardBackward:
+        counts = [getattr(stack, kind) for stack in held.stacks]
+        forward, backward = (sum(count * times[way] for count, times in zip(counts, each)) for way in (0, 1))
+        return forward + ends[0] + waits, backward + ends[1] + waits
 
     return pipeline.StageTimes(
-        first=stage(blocks.first, first, wait / 2),
-        middle=stage(blocks.middle, middle, wait),
-        typical=stage(blocks.typical, middle, wait),
-        last=stage(blocks.last, last, wait / 2),
+        first=stage("first", first, wait / 2),
+        middle=stage("middle", middle, wait),
+        typical=stage("typical", middle, wait),
+        last=stage("last", last, wait / 2),
         send=np.zeros_like(wait) if case.trainer.pipeline.blocking_sends else transfer(case),
         weight_share=0.0 if case.shape.frozen else 0.5,
     )
@@ -168,7 +172,7 @@ def blocking(case: Case) -> np.ndarray:
 def transfer(case: Case) -> np.ndarray:
     """Seconds to hand a micro-batch's activations to the next stage."""
     split = case.tensor if case.trainer.pipeline.split_sends else case.sequence_split
-    payload = boundary_elements(case.tokens, 1, case.shape.hidden) * case.width / split
+    payload = sum(boundary_elements(stack.tokens, 1, case.shape.hidden) for stack in case.stacks) * case.width / split
     sent = collectives.send(case.device, case.constants, case.stages_apart, payload)
     return np.where(case.pipeline > 1, sent, 0.0)
 

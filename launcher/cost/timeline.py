@@ -36,7 +36,7 @@ def timeline(case: Case, split: Sequence[int] | None = None, most: int = MOST_SP
     p, v, m = int(layout["pipeline"]), int(layout["virtual_pipeline"]), int(case.micro_batches[0] / case.slices[0])
     slices = int(case.slices[0])
     shown = min(m, max(2, most // (2 * p * v * slices) // p) * p)  # whole rounds of the pipeline, so that its end looks as it does
-    times = model.stage_times(case, stages.held(case, split), block.times(case))
+    times = model.stage_times(case, stages.held(case, split), block.of_stacks(case))
     schedule = build(SCHEDULES[int(layout["schedule"])], p, v, shown, slices)
     return SimulatedTimeline(simulate(schedule, _per_stage(times, p, v, _head_at_once(case))), v, shown, m)
 

@@ -172,3 +172,25 @@ def test_gradients_of_one_micro_batch_fill_one_buffer_and_of_more_two(micro_batc
     config = resolve(from_dict(TrainConfig, plain), 2)
     predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=2, hardware=HARDWARE["cpu"])).counted
     assert predicted["gradients"] == pytest.approx(counted, rel=TOLERANCE)
+
+
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "unfused": ({"attention": "unfused"}, {}),
+    "learned positions, in stages": ({"positions": "learned"}, {"pipeline": 3}),
+    "relative positions, shared sequences": ({}, {"tensor": 2, "sequence_parallel": True}),
+    "recomputed": ({}, {"recompute": "full", "pipeline": 2}),
+    "chosen parts recomputed": ({}, {"recompute": "selective", "data": 2, "sharding": {"params": 1, "grads": 2, "optimizer": 2}}),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_memory_of_an_encoder_and_its_decoder_is_what_the_trainer_counts(name: str, farm: Farm) -> None:
+    model, layout = PAIRS[name]
+    pair = {"family": "t5", "layers": 6, "hidden": 128, "heads": 4, "vocab": 1000, "seq": 64, "decoder_seq": 32, "ffn": 256}
+    run = {"global_batch": 8, "bucket_mb": 25.0, "warmup_steps": 0}
+    plain = small(steps=1, precision="fp32", model=pair | model, run=run, **({"micro_batch": 2} | layout))
+    world = ranks(plain["layout"])
+    counted = farm.train(plain, world).checked().result["memory"]
+    config = resolve(from_dict(TrainConfig, plain), world)
+    predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=world, hardware=HARDWARE["cpu"])).counted
+    assert {part: predicted[part] for part in counted} == pytest.approx(counted, rel=TOLERANCE)

@@ -20,7 +20,7 @@ import random
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ from trainer.data.prepare import prepare
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.parallel.balance import blocks_per_chunk
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
@@ -49,6 +50,7 @@ from trainer.shared.run.schema import (
     ResolvedTrainConfig,
     TrainConfig,
 )
+from trainer.shared.run.spans import SENTINELS
 from trainer.shared.run.tuning import PROMPTS, text_model
 
 if TYPE_CHECKING:
@@ -136,13 +138,11 @@ def plain(family: Family) -> bool:
 
 
 def draw(seed: int, index: int, kind: str = "dense") -> Case:
-    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks or "slices" and at times with experts, too."""
+    """Case number ``index`` of a kind of ``KINDS``; those with ranks or slices of sequences have at times experts, too."""
     dice = random.Random(f"{seed}/{index}{'' if kind == 'dense' else f'/{kind}'}")
     while True:
-        case = _draw_any(dice)
-        case = _with_context(dice, case) if kind == "context" else _with_slices(dice, case) if kind == "slices" else case
-        mixes = kind == "experts" or (kind in ON_SEQUENCES and dice.random() < 0.3)
-        case = _with_experts(dice, case) if mixes else case
+        case = KINDS[kind](dice, _draw_any(dice))
+        case = _with_experts(dice, case) if kind in ON_SEQUENCES and dice.random() < 0.3 else case
         if case.ranks <= MOST_RANKS and case.valid:
             return case
 
@@ -150,7 +150,9 @@ def draw(seed: int, index: int, kind: str = "dense") -> Case:
 WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
 """Schedules of whole sequences."""
 ON_SEQUENCES = ("context", "slices")
-"""Kinds with axes of their own, that any other may meet."""
+"""Kinds of layouts that any model may meet."""
+OWN_AXES = (*ON_SEQUENCES, "pairs")
+"""Kinds with axes of their own, which come first."""
 
 
 def _draw_any(dice: random.Random) -> Case:
@@ -327,6 +329,46 @@ def _with_experts(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=case.layout | {"expert": degree}, model=case.model | {"experts": experts}, precision="fp64")
 
 
+def _with_encoder(dice: random.Random, case: Case) -> Case:
+    """``case`` with an encoder in front, of any share of the blocks, and what such models choose from."""
+    layout, model, tune = case.layout, case.model, case.tune if case.tune.get("method") not in PROMPTS else {}
+    layers = max(2, model["layers"])
+    unit = layout["tensor"] if layout["sequence_parallel"] else 1
+    data = {"kind": case.data["kind"]} if case.data else {}
+    lengths = {"instructions": (40, 20), "corpus": (24, 8)}.get(data.get("kind", ""), (dice.choice([1, 5, 12]), dice.choice([1, 3, 8])))
+    read, written = (unit * -(-length // unit) for length in lengths)
+    pairs = {name: value for name, value in model.items() if name in ("dropout", "attention", "heads", "hidden", "ffn", "activation")}
+    pairs |= {
+        "family": "t5",
+        "layers": layers,
+        "kv_heads": model["heads"],
+        "encoder_layers": dice.randint(1, layers - 1),
+        "seq": read,
+        "decoder_seq": written,
+        "vocab": VOCAB + SENTINELS if data else model["vocab"],
+        "tied": dice.random() < 0.5,
+        "positions": dice.choice(["relative", "relative", "learned", "none"]),
+        "relative_buckets": dice.choice([4, 8, 32]),
+        "relative_distance": dice.choice([17, 128]),
+        "norm": dice.choice(["rms", "rms", "layer", "layer_no_bias"]),
+        "biases": dice.choice([[], [], [*MATRICES], ["qkv", "down"]]),
+        "head_width": dice.choice([4, 12]),
+    }
+    if layout.get("stage_layers") and sum(layout["stage_layers"]) != layers:
+        layout = {name: value for name, value in layout.items() if name != "stage_layers"}
+    return replace(case, layout=layout, model=pairs, tune=tune, data=data, precision="fp64")
+
+
+KINDS: dict[str, Callable[[random.Random, Case], Case]] = {
+    "dense": lambda dice, case: case,
+    "experts": _with_experts,
+    "context": _with_context,
+    "slices": _with_slices,
+    "pairs": _with_encoder,
+}
+"""What makes a dense case one of a kind."""
+
+
 OPTIONS: dict[str, list[Any]] = {
     "head_width": [12, 16],
     "biases": [[], ["qkv", "down"], [*MATRICES], ["output", "up", "head"], ["head"]],
@@ -461,6 +503,7 @@ def traits(case: Case) -> dict[str, Any]:
         }
         | _traits_of_context(case)
         | _traits_of_slices(case)
+        | _traits_of_pairs(case)
         | _traits_of_experts(case)
     )
 
@@ -501,6 +544,26 @@ def _traits_of_slices(case: Case) -> dict[str, Any]:
     }
 
 
+def _traits_of_pairs(case: Case) -> dict[str, Any]:
+    model, layout = case.model, case.layout
+    if "encoder_layers" not in model:
+        return {}
+    config = resolve(from_dict(TrainConfig, case.config()), case.ranks)
+    counts = blocks_per_chunk(config.model, config.layout)
+    cuts, border = [*itertools.accumulate(counts)][:-1], model["encoder_layers"]
+    where = {"encoder" if 0 < cut < border else "decoder" if border < cut < config.model.layers else "border" for cut in cuts}
+    return {
+        "pairs cut": (tuple(sorted(where)), layout["schedule"]),
+        "pairs at": (model["positions"], layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1),
+        "pairs tied": (model["tied"], layout["pipeline"] > 1, layout["schedule"] == "interleaved"),
+        "pairs recomputed": (layout["recompute"], model["dropout"] > 0, model["attention"]),
+        "pairs sharded": (layout["sharding"]["params"] > 1, layout["sharding"]["optimizer"] > 1, layout["pipeline"] > 1),
+        "pairs of data": case.data.get("kind", "synthetic"),
+        "pairs' tokens": (min(model["seq"], 2), min(model["decoder_seq"], 2)),
+        "pairs in training": case.tune.get("method", "full"),
+    }
+
+
 def _traits_of_experts(case: Case) -> dict[str, Any]:
     experts, layout = case.model.get("experts"), case.layout
     if experts is None:
@@ -521,7 +584,7 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
 @cache
 def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> list[Case]:
     """``count`` cases of a kind, each the one of the next ``choice`` draws that has the most values of axes that none before it has (of
-    ``ON_SEQUENCES``, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
+    ``OWN_AXES``, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
     ranks."""
     chosen: list[Case] = []
     seen: set[Any] = set()
@@ -531,7 +594,7 @@ def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> li
         found = [set(traits(case).items()) for case in draws]
         met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
-        first = [{value for value in values if kind in ON_SEQUENCES and value[0].startswith(kind)} for values in found]
+        first = [{value for value in values if kind in OWN_AXES and value[0].startswith(kind)} for values in found]
         worth = [
             (len(first[n] - seen), len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks)
             for n in range(len(draws))

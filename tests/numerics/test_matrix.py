@@ -8,7 +8,6 @@ import pytest
 from numerics.matrix import (
     FAMILY_KINDS,
     LEVELS,
-    OPTIONS,
     ROPES,
     STEPS,
     TASKS,
@@ -24,11 +23,11 @@ from numerics.matrix import (
 )
 
 from tests.farm import Farm
-from trainer.shared.run.schema import EXCHANGES, METHODS, RECOMPUTE, ROUTERS
+from trainer.shared.run.schema import EXCHANGES, METHODS, POSITIONS, RECOMPUTE, ROUTERS
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "pairs": 14}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -130,7 +129,7 @@ def test_designed_slices_reach_what_any_slices_could_have(pytestconfig: pytest.C
     assert reached["slices sharded"] >= {(False, False), (False, True), (True, True)} and reached["slices recomputed"] == {*RECOMPUTE}
     assert reached["slices attend"] == {*itertools.product(("fused", "unfused"), (False, True))}
     assert reached["slices in windows"] == {*itertools.product((False, True), ("fused", "unfused"))}
-    assert reached["slices at"] == {*OPTIONS["positions"]}
+    assert reached["slices at"] == {*POSITIONS} - {"relative"}
     for name in ("texts", "experts"):
         assert reached[f"slices with {name}"] == {False, True}
     assert reached["slices of virtual tokens"] == {False, True}
@@ -176,3 +175,15 @@ NAMED = {
 def test_what_a_layout_could_get_wrong_is_right(matrix: Matrix, name: str) -> None:
     assert NAMED[name].steps == STEPS
     matrix.check([NAMED[name]])
+
+
+def test_designed_pairs_reach_what_any_encoder_and_decoder_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["pairs"], "pairs")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("pairs")}
+    assert {place for places, _ in reached["pairs cut"] for place in places} == {"encoder", "border", "decoder"}
+    assert {schedule for places, schedule in reached["pairs cut"] if places} >= {"1f1b", "interleaved", "zero_bubble", "gpipe"}
+    assert {(at, tensor) for at, tensor, *_ in reached["pairs at"]} >= {*itertools.product(("relative", "learned", "none"), (False, True))}
+    assert {recompute for recompute, *_ in reached["pairs recomputed"]} == {*RECOMPUTE}
+    assert {(tied, split) for tied, split, _ in reached["pairs tied"]} == {*itertools.product((False, True), repeat=2)}
+    assert reached["pairs of data"] == {"synthetic", "corpus", "instructions"}
+    assert {(1, 1)} <= reached["pairs' tokens"] and reached["pairs in training"] >= {"full", "lora"}

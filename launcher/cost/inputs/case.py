@@ -6,7 +6,7 @@ Lengths are those of one rank and one micro-batch unless said otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,12 @@ class Case:
     constants: Constants = SHIPPED
     budget: float = np.inf  # bytes that the trainer may count before it stops itself (run.memory_gb)
     stage_blocks: Array | None = None  # blocks of the pipeline rank in question; None: the mean
+
+    @cached_property
+    def stacks(self) -> tuple[Case, ...]:
+        """The same question about each stack of the model by itself; the last one has the head."""
+        shapes = self.shape.stacks
+        return (self,) if len(shapes) == 1 else tuple(replace(self, shape=shape) for shape in shapes)
 
     def field(self, name: str) -> np.ndarray:
         return self.table[name].astype(float)

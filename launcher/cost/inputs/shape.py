@@ -7,7 +7,7 @@ models are counted at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,21 +63,31 @@ def family_traits(name: str, seq: Array) -> dict[str, Any]:
 
 def _traits(model: ResolvedModelConfig, seq: Array) -> dict[str, Any]:
     family = FAMILIES[model.family]
+    written = _share(model.layers - model.encoder_layers, model.layers) if model.encoder_layers else 0
     return {
         "gated": model.gated,
         "biases": tuple(model.biases),
         "scale_only_norm": NORM_VECTORS[model.norm] == 1,
-        "block_norms": NORMS[model.norm_at] - (model.residual == "parallel_one_norm" and model.norm_at != "after"),
+        "block_norms": NORMS[model.norm_at] - (model.residual == "parallel_one_norm" and model.norm_at != "after") + written,
         "post_norms": 2 * (model.norm_at == "both"),
         "one_input": model.residual == "parallel" or (model.residual == "parallel_one_norm" and model.norm_at == "after"),
         "norm_first": model.norm_at != "after",
         "qk_norm": model.qk_norm,
-        "positions": seq + family.further_positions if model.positions == "learned" else 0,
+        "positions": seq + model.decoder_seq + family.further_positions if model.positions == "learned" else 0,
         "embedding_norm": family.embedding_norm,
         "rotary": model.positions == "rotary",
         "linear_biases": model.positions == "alibi",
         "sinks": family.attention_sinks,
+        "buckets": model.relative_buckets if model.positions == "relative" else 0,
+        "encoder_layers": model.encoder_layers,
+        "decoder_seq": model.decoder_seq,
+        "crossed": written,
+        "crossing": model.seq if model.encoder_layers else 0,
     }
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class Shape:
     gated: bool = False  # SwiGLU: three matrices in the MLP instead of two
     tied: bool = True  # input embedding and head share their matrix
     biases: tuple[str, ...] = MATRICES  # matrices that have one
-    block_norms: int = 2  # of the hidden state, in a block
+    block_norms: Array = 2  # of the hidden state, in a block
     post_norms: int = 0  # those among them whose results are added to the residual stream, beside others before the products
     one_input: bool = False  # attention and MLP start from the same tensor, each by itself (parallel residual)
     norm_first: bool = True  # and with a norm
@@ -119,6 +129,12 @@ class Shape:
     added: Array = 0  # parameters that are trained where the others are frozen
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    encoder_layers: Array = 0  # of ``layers``, those of an encoder, which reads ``seq`` tokens; 0: one stack
+    decoder_seq: Array = 0  # tokens of the other layers
+    crossed: Array = 0  # share of the blocks that attend to an encoder's output as well
+    crossing: Array = 0  # tokens of that
+    bidirectional: bool = False  # a token sees those behind it, too
+    buckets: Array = 0  # rows of the table of biases by distance, one for each stack; 0: scores have none
 
     @classmethod
     def of(cls, model: ModelConfig, tune: TuneConfig | None = None) -> Shape:
@@ -141,6 +157,16 @@ class Shape:
             rank=0 if tune is None else tune.rank,
             added=0 if tune is None else added_parameters(model, tune),
         )
+
+    @property
+    def stacks(self) -> tuple[Shape, ...]:
+        """The encoder and the decoder by themselves; a network of one stack is its own."""
+        if not np.any(self.encoder_layers):
+            return (self,)
+        norms = self.block_norms - self.crossed
+        read = replace(self, layers=self.encoder_layers, encoder_layers=0, block_norms=norms, crossed=0, crossing=0, bidirectional=True)
+        layers = self.layers - self.encoder_layers
+        return read, replace(self, layers=layers, encoder_layers=0, seq=self.decoder_seq, block_norms=norms + 1, crossed=1)
 
     @property
     def trained(self) -> Array:
@@ -202,9 +228,9 @@ class Shape:
 
     @property
     def attention_parameters(self) -> Array:
-        """Matrices of one attention: queries, keys, values, output."""
+        """Matrices of a block's attention: queries, keys, values, output."""
         if self.latent is None:
-            return flops.attention_weights(self.hidden, self.query_width, self.kv_width)
+            return (1 + self.crossed) * flops.attention_weights(self.hidden, self.query_width, self.kv_width)
         q, kv, rotary = self.latent.query_rank, self.latent.kv_rank, self.latent.rotary
         turned = self.query_width + self.heads * rotary
         queries = np.where(np.asarray(q) > 0, q * (self.hidden + turned), self.hidden * turned)
@@ -234,10 +260,16 @@ class Shape:
         return len({"output", "down"}.intersection(self.biases))
 
     @property
+    def added_to_residual(self) -> Array:
+        """Results that a block adds to the residual stream."""
+        return 2 + self.crossed
+
+    @property
     def small_parameters(self) -> Array:
         """Biases, norms and sinks of one block, but for those of its experts."""
         attention, mlp = self.query_width + 2 * self.kv_width, (self.mlp_matrices - 1) * self.ffn
         biases = ("qkv" in self.biases) * attention + ("up" in self.biases) * mlp + self.output_biases * self.hidden
+        biases = biases + self.crossed * (("qkv" in self.biases) * attention + ("output" in self.biases) * self.hidden)
         return biases + self.block_norms * self.norm_parameters + self.head_norm_parameters + self.sinks * self.heads
 
     @property
@@ -290,7 +322,8 @@ class Shape:
     @property
     def embedding_parameters(self) -> Array:
         """Token and position embeddings and their norm."""
-        return (self.vocab + self.positions) * self.hidden + (self.norm_parameters if self.embedding_norm else 0)
+        vectors = (self.vocab + self.positions) * self.hidden + (self.norm_parameters if self.embedding_norm else 0)
+        return vectors + 2 * self.buckets * self.heads
 
     @property
     def parameters(self) -> Array:
@@ -299,7 +332,8 @@ class Shape:
         head = (0 if self.tied else self.vocab * self.hidden) + ("head" in self.biases) * self.vocab
         predictor = self.block_parameters + 2 * self.hidden**2 + 3 * self.norm_parameters
         blocks = self.layers * self.block_parameters + self.predicted_tokens * predictor
-        return self.embedding_parameters + blocks + self.norm_parameters + head
+        ends = len(self.stacks) * self.norm_parameters
+        return self.embedding_parameters + blocks + ends + head
 
     @property
     def active_matrix_parameters(self) -> Array:
@@ -315,15 +349,23 @@ class Shape:
 
     def attention_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of the attention core of all blocks for one sequence: 4 s^2 per query width, half of it below the diagonal."""
+        if len(self.stacks) > 1:
+            return sum(stack.attention_flops(causal) for stack in self.stacks)
         width = self.query_width
         if self.latent is not None:  # queries and keys are wider than values
             width = (width + self.heads * self.latent.rotary + self.value_width) / 2
         blocks = self.layers + self.predicted_tokens
-        return blocks * flops.attention_core_flops(self.seq, width, causal) * (self.attended / self.seq)
+        own = flops.attention_core_flops(self.seq, width, causal and not self.bidirectional) * (self.attended / self.seq)
+        return blocks * (own + 4 * self.seq * self.crossing * width)
 
     def forward_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of one sequence."""
-        return flops.matrix_flops(self.seq, self.active_matrix_parameters) + self.attention_flops(causal)
+        head = self.vocab * self.hidden
+        if len(self.stacks) > 1:
+            return sum(stack.forward_flops(causal) for stack in self.stacks) - flops.matrix_flops(self.seq, head)
+        crossing = self.layers * self.crossed * 2 * self.hidden * self.kv_width  # keys and values of the encoder's output
+        products = flops.matrix_flops(self.seq, self.active_matrix_parameters - crossing) + flops.matrix_flops(self.crossing, crossing)
+        return products + self.attention_flops(causal)
 
     def model_flops(self, causal: bool = False) -> Array:
         """FLOPs of one sequence, forward and backward, nothing recomputed: what MFU counts (6 N per token + attention)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy as np
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import BALANCES
 from launcher.cost.inputs.shape import Array
+from trainer.shared.parallel.balance import by_weights
+from trainer.shared.run import flops
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class StageShare:
     """Blocks and parameters of one rank of each kind of stage."""
 
     blocks: Blocks
+    stacks: tuple[Blocks, ...]  # the same of each stack
+    borders: Blocks | None  # 1 where the decoder begins; None: there is one stack
     dense: PerStage  # parameters of one rank that are replicated over data-parallel ranks
     expert: PerStage  # parameters of one rank's routed experts, replicated over data / expert ranks
     matrices: Array  # of ``dense``, what one block's matrices have
@@ -47,9 +53,54 @@ class StageShare:
 
 
 def _at(part: Any, rows: np.ndarray | slice) -> Any:
-    values = {field.name: getattr(part, field.name) for field in fields(part)}
-    chosen = {name: _at(one, rows) if is_dataclass(one) else one[rows] if np.ndim(one) else one for name, one in values.items()}
-    return type(part)(**chosen)
+    if isinstance(part, tuple):
+        return tuple(_at(one, rows) for one in part)
+    if is_dataclass(part) and not isinstance(part, type):
+        return type(part)(**{field.name: _at(getattr(part, field.name), rows) for field in fields(part)})
+    return part[rows] if np.ndim(part) else part
+
+
+def by_stack(case: Case, split: Sequence[int] | None = None) -> tuple[tuple[Blocks, ...], Blocks | None]:
+    """Blocks of each stack on each kind of rank, and where the decoder begins. The middle rank of two stacks is the first of those that
+    compute most."""
+    if len(case.stacks) == 1:
+        return (_with_predictors(case, blocks(case, split)),), None
+    shape, given = case.shape, None if split is None else tuple(split)
+    read, written = (stack.forward_flops() for stack in shape.stacks)
+    head = flops.matrix_flops(shape.decoder_seq, shape.vocab * shape.hidden)
+    read, written = (read - flops.matrix_flops(shape.seq, shape.vocab * shape.hidden)) / shape.encoder_layers, written - head
+    written = written / (shape.layers - shape.encoder_layers)
+    cost = (case.table["balance"] == BALANCES.index("cost")) & (case.pipeline > 1)
+    columns = np.broadcast_arrays(case.pipeline, case.chunks, cost, shape.layers, shape.encoder_layers, read, written, head)
+    kinds, of = np.unique(np.stack([np.asarray(column, float) for column in columns], axis=1), axis=0, return_inverse=True)
+    found = np.array([_cut(*kind, split=given) for kind in kinds])  # (kinds, encoder, decoder and border, kinds of rank)
+    read_by, written_by, border = (Blocks(*found[of.ravel(), row].T) for row in range(3))
+    return (read_by, written_by), border
+
+
+@lru_cache(maxsize=4096)
+def _cut(
+    p: float, v: float, cost: float, layers: float, encoder: float, read: float, written: float, head: float, split: tuple[int, ...] | None
+) -> tuple[tuple[float, ...], ...]:
+    """Returns the blocks of encoder and decoder on the first, the largest middle, the last and the mean middle rank, and 1 for the one on
+    which the decoder begins."""
+    ranks, chunks, weights = int(p), int(p * v), (read,) * int(encoder) + (written,) * int(layers - encoder)
+    if split is None:
+        split = (
+            by_weights(weights, chunks, head)
+            if cost
+            else tuple(int(layers * (i + 1) // chunks - layers * i // chunks) for i in range(chunks))
+        )
+    starts = [0, *itertools.accumulate(split)]
+    first = [min(max(encoder - start, 0), count) for start, count in zip(starts, split)]  # of the encoder, in each chunk
+    begins = [start <= encoder < start + count for start, count in zip(starts, split)]
+    columns = [first, [count - own for count, own in zip(split, first)], begins]
+    held = [tuple(float(sum(column[rank::ranks])) for column in columns) for rank in range(ranks)]
+    middle = held[1:-1] or [tuple(sum(column) / p for column in zip(*held))]
+    loads = [own * read + other * written for own, other, _ in middle]
+    largest = next(each for each, load in zip(middle, loads) if load >= 0.99 * max(loads))
+    mean = tuple(sum(column) / len(middle) for column in zip(*middle))
+    return tuple(zip(held[0], largest, held[-1], mean))
 
 
 def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
@@ -127,24 +178,29 @@ def _with_predictors(case: Case, counts: Blocks) -> Blocks:
 def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
     """Blocks and parameters of the ranks of each kind of stage."""
     s, t, p = case.shape, case.tensor, case.pipeline
-    counts = _with_predictors(case, blocks(case, split))
+    stacks, borders = by_stack(case, split)
+    counts = Blocks(*(sum(getattr(each, name) for each in stacks) for name in ("first", "middle", "last", "typical")))
     sparse = s.expert_layers / s.layers
     routed = sparse * s.expert_parameters / (case.expert_tensor * case.expert)
     matrices = (s.block_parameters - s.small_parameters - sparse * s.expert_parameters) / t
-    dense = matrices + s.small_parameters  # norms and row biases are whole on every tensor rank
-    embedding = case.vocabulary * s.hidden + s.positions * s.hidden
+    # norms and row biases are whole on every tensor rank
+    each = [(own.block_parameters - own.small_parameters - sparse * s.expert_parameters) / t + own.small_parameters for own in s.stacks]
+    first, middle, last = (sum(getattr(n, kind) * own for n, own in zip(stacks, each)) for kind in ("first", "middle", "last"))
+    embedding = case.vocabulary * s.hidden + s.positions * s.hidden + 2 * s.buckets * s.heads / t
     head = case.vocabulary * s.hidden + s.norm_parameters
     predictors = s.predicted_tokens * (2 * s.hidden**2 / t + 3 * s.norm_parameters)  # a projection, norms of its inputs and of its end
-    single = counts.first * dense + embedding + np.where(s.tied, s.norm_parameters, head) + predictors
+    single = first + embedding + np.where(s.tied, s.norm_parameters, head) + predictors
     alone = p == 1
     shared = (embedding + head) / p
     ends = (shared, shared, shared) if case.trainer.pipeline.spreads_vocabulary else (embedding, 0.0, head)
     return StageShare(
         counts,
+        stacks,
+        borders,
         PerStage(
-            np.where(alone, single, counts.first * dense + ends[0]),
-            np.where(alone, single, counts.middle * dense + ends[1]),
-            np.where(alone, single, counts.last * dense + ends[2] + predictors),
+            np.where(alone, single, first + ends[0]),
+            np.where(alone, single, middle + ends[1]),
+            np.where(alone, single, last + ends[2] + predictors),
         ),
         PerStage(counts.first * routed, counts.middle * routed, counts.last * routed),
         matrices,

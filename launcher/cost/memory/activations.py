@@ -6,13 +6,14 @@ and residuals are spread over the tensor ranks by sequence parallelism, heads an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
-from launcher.cost.time.attention import FLASH, in_blocks, kernel, score_count
+from launcher.cost.time.attention import FLASH, across, in_blocks, kernel, score_count
 from launcher.cost.time.pointwise import inner_width
 
 COLUMNS = 8
@@ -30,7 +31,7 @@ class SavedActivations:
 
 def block(case: Case) -> SavedActivations:
     """Activations that a block keeps."""
-    hidden, heads, core, inner = norms(case), projections(case), attention_core(case), mlp(case)
+    hidden, heads, core, inner = norms(case), projections(case) + crossing(case), attention_core(case) + crossing_core(case), mlp(case)
     everything = hidden + heads + core + inner + dispatched(case) + dropped(case)
     full, selective = case.recomputed_blocks, case.recomputes("selective")
     repeated = {
@@ -175,6 +176,39 @@ def lent(case: Case) -> Array:
     return np.where((case.context > 1) & (case.trainer.overlap.context == "all_gather"), every, 0.0)
 
 
+def crossing(case: Case) -> Array:
+    """Returns bytes of the queries of an encoder's output, its keys and values, and the attention's output."""
+    s = case.shape
+    own = case.tokens * (s.query_width * case.width + s.value_width * narrow(case))
+    return s.crossed * (own + case.micro_batch * s.crossing * 2 * s.kv_width * case.width) / case.tensor
+
+
+def crossing_core(case: Case) -> Array:
+    """Returns what ``attention_core`` counts, of scores for the tokens of an encoder's output."""
+    if not np.any(case.shape.crossed):
+        return np.zeros_like(case.tokens)
+    whole = across(case)
+    return attention_core(whole) * case.tokens / whole.tokens
+
+
+def streams(case: Case, first: bool, blocks: Sequence[Array], begins: Array) -> Array:
+    """Returns bytes of the residual streams that pass a rank with so many ``blocks`` of each stack: a decoder's blocks keep the encoder's
+    output, whole on every tensor rank; an encoder's rank keeps the decoder's stream, which goes on from it."""
+    if len(blocks) == 1:
+        return 0.0
+    read, written = (stack.tokens * case.shape.hidden * case.width for stack in case.stacks)
+    alone, split = case.pipeline == 1, case.sequence_split
+    kept = read * (1 + np.where((split > 1) & ~alone, 1 / split, 0.0))
+    passed = np.where(alone | first, 0.0, written / split)
+    ended = np.where(np.asarray(begins) > 0, one_norm(case.stacks[0]) - read / split, 0.0)  # the encoder's last norm
+    return case.chunks * np.where(np.asarray(blocks[1]) > 0, kept, passed) + ended
+
+
+def distances(case: Case) -> Array:
+    """Returns bytes of the bucket of each query and key, which all layers of a stack share (trainer/models/encoder_decoder.py)."""
+    return sum(8 * stack.shape.seq**2 for stack in case.stacks) if np.any(case.shape.buckets) and len(case.stacks) > 1 else 0.0
+
+
 def rotary_tables(case: Case) -> Array:
     """Sines and cosines of the positions, which all layers of a rank share (trainer/models/attention.py)."""
     s = case.shape
@@ -190,7 +224,16 @@ def attention_core(case: Case) -> Array:
         return bias_columns(case)
     copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies + s.capped
     dropped = w + 1 if s.dropout else 0  # dropped weights and the mask
-    return score_count(case) * (copies * w + dropped) + bias_columns(case)
+    return score_count(case) * (copies * w + dropped) + bias_columns(case) + scaled(case)
+
+
+def scaled(case: Case) -> Array:
+    """Returns bytes of the scaled queries and keys that torch's own composition of a fused kernel copies, on a CPU and for scores with
+    learnt biases (ATen/native/transformers/attention.cpp: ``_scaled_dot_product_attention_math``)."""
+    s = case.shape
+    if not (np.any(s.buckets) and s.fused_attention and case.device.host and not s.dropout):
+        return 0.0
+    return case.tokens * (s.query_width + s.kv_width) / case.tensor * max(case.width, 4)
 
 
 def windows(case: Case) -> Array:

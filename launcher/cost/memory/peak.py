@@ -7,6 +7,7 @@ schedule implies, and the recomputed ones of one block.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,7 +29,7 @@ KINDS = ("first", "middle", "last")
 
 def peak(case: Case, held: StageShare) -> Parts:
     """Bytes of the rank that needs most, by part."""
-    kept = {kind: activations.block(_of_stage(case, held, kind)) for kind in (KINDS if case.recomputes_some else KINDS[:1])}
+    kept = {kind: _kept(case, held, kind) for kind in (KINDS if case.recomputes_some else KINDS[:1])}
     stages = [_stage(case, held, kind, kept.get(kind, kept["first"])) for kind in KINDS]
     sums = np.stack([np.broadcast_to(total(parts), case.tokens.shape) for parts in stages])
     sums[1] = np.where(case.pipeline > 2, sums[1], 0.0)
@@ -36,18 +37,22 @@ def peak(case: Case, held: StageShare) -> Parts:
     return {name: np.choose(worst, [np.broadcast_to(parts[name], case.tokens.shape) for parts in stages]) for name in stages[0]}
 
 
-def _of_stage(case: Case, held: StageShare, kind: str) -> Case:
-    """The case as a rank of this kind has it, where ranks differ in what they recompute."""
-    return dataclasses.replace(case, stage_blocks=getattr(held.blocks, kind)) if case.recomputes_some else case
+def _kept(case: Case, held: StageShare, kind: str) -> list[SavedActivations]:
+    """The activations of a block of each stack, on a rank of this kind where ranks differ in what they recompute."""
+    own = [getattr(blocks, kind) if case.recomputes_some else None for blocks in held.stacks]
+    return [activations.block(dataclasses.replace(stack, stage_blocks=count)) for stack, count in zip(case.stacks, own)]
 
 
-def _stage(case: Case, held: StageShare, kind: str, kept: SavedActivations) -> Parts:
-    blocks, dense, expert = (getattr(part, kind) for part in (held.blocks, held.dense, held.expert))
+def _stage(case: Case, held: StageShare, kind: str, kept: Sequence[SavedActivations]) -> Parts:
+    dense, expert = (getattr(part, kind) for part in (held.dense, held.expert))
     parts = states(case, dense, expert)
     _add_whole(case, parts, held, kind)
-    parts |= flying(case, kind, blocks, kept)
+    blocks = [getattr(stack, kind) for stack in held.stacks]
+    begins = 0.0 if held.borders is None else getattr(held.borders, kind)
+    parts |= flying(case, kind, blocks, kept, activations.streams(case, kind == "first", blocks, begins))
     parts[PASSING] = passing(case)
-    update(case, parts, blocks * stored(case, kept), 4 * case.shard("optimizer", dense, expert))
+    freed = sum(count * stored(case, each) for count, each in zip(blocks, kept))
+    update(case, parts, freed, 4 * case.shard("optimizer", dense, expert))
     stays = parts[WEIGHTS] + parts[GRADIENTS] + parts[OPTIMIZER]
     parts[FRAGMENTS] = case.constants.fragmentation * (total(parts) - stays) + case.constants.padding * stays
     parts[CONTEXT] = 0.0 if case.device.host else context(case)
@@ -135,28 +140,36 @@ def _ends(case: Case, kind: str) -> Array:
     return first + np.where(alone & ~np.asarray(s.tied) | ~alone & (kind == "last"), matrix, 0.0)
 
 
-def flying(case: Case, kind: str, blocks: Array, kept: SavedActivations) -> Parts:
-    """Activations and logits of the micro-batches, or slices of them, in flight."""
+def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedActivations], passed: Array) -> Parts:
+    """Activations and logits of the micro-batches, or slices of them, in flight. ``blocks`` and ``kept`` are those of each stack, between
+    which streams pass."""
     sliced = HeldSlices.of(case, _rank(case, kind))
     count, alone = np.where(case.slices > 1, sliced.slices, in_flight(case, kind)), case.pipeline == 1
-    entry = activations.embedding(case) if kind == "first" else np.where(alone, activations.embedding(case), 0.0)
+    embedded = sum(activations.embedding(stack) for stack in case.stacks)
+    entry = embedded if kind == "first" else np.where(alone, embedded, 0.0)
     if case.trainer.pipeline.keeps_outputs and kind != "last":
         entry = entry + np.where(alone, 0.0, activations.rows(case) * case.width)
-    passes = 1 + case.shape.predicted_tokens  # each has its logits, and all losses wait for backward
-    head, logits = passes * activations.one_norm(case), passes * activations.logits(case)
+    passes, end = 1 + case.shape.predicted_tokens, case.stacks[-1]  # each has its logits, and all losses wait for backward
+    head, logits = passes * activations.one_norm(end), passes * activations.logits(end)
     if kind != "last":
         head, logits = np.where(alone, head, 0.0), np.where(alone | case.trainer.pipeline.spreads_vocabulary, logits, 0.0)
     if case.trainer.pipeline.spreads_vocabulary:
         logits = logits / case.pipeline
     waits = case.scheduled("gpipe") | (case.slices > 1)  # elsewhere the last stage's backward follows at once
     open_heads = np.where(waits, count, 1.0)
-    again = kept.again
+    again = kept[0].again
+    if len(kept) > 1:  # when the encoder's blocks run backward, what the decoder's kept is gone
+        gone = np.where(np.asarray(blocks[1]) > 0, blocks[1] * stored(case, kept[1]) + passed, 0.0)
+        again = np.where(np.asarray(blocks[0]) > 0, np.maximum(again - gone, 0.0), 0.0)
+        again = np.maximum(again, np.where(np.asarray(blocks[1]) > 0, kept[1].again, 0.0))
     if case.trainer.memory.frees_logits:  # the newest head is gone when the first recomputed block runs backward
         again = np.maximum(again - head - logits, 0.0)
     return {
         ACTIVATIONS: activations.rotary_tables(case)
-        + count * blocks * stored(case, kept)
-        + blocks * activations.kept_keys(case, sliced.micro_batches, sliced.summed)
+        + count * sum(n * stored(case, each) for n, each in zip(blocks, kept))
+        + sum(blocks) * activations.kept_keys(case, sliced.micro_batches, sliced.summed)
+        + activations.distances(case)
+        + count * passed
         + entered(case, count) * entry
         + open_heads * head
         + again,

@@ -7,6 +7,8 @@ forward). Without one, scores are written to memory and read again by every oper
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from launcher.cost.inputs.case import Case
@@ -26,25 +28,41 @@ DROPOUT_PASSES = (2.5, 2.5)
 
 
 def kernel(case: Case) -> str:
-    """The attention kernel actually used. With an additive bias (ALiBi) torch takes its memory-efficient kernel, not flash attention."""
+    """The attention kernel actually used. With an additive bias torch takes its memory-efficient kernel, not flash attention; on a CPU
+    none, if the bias is learnt."""
     s, f = case.shape, case.trainer
     if not s.fused_attention or (s.dropout and not f.kernels.attention_dropout):
         return "unfused"
-    if s.linear_biases and f.kernels.attention in FLASH:
-        return "tiled"
+    if (s.linear_biases or np.any(s.buckets)) and f.kernels.attention in FLASH:
+        return "unfused" if np.any(s.buckets) and case.device.host else "tiled"
     return f.kernels.attention
 
 
 def in_blocks(case: Case) -> bool:
     """True if scores are computed a block of queries at a time, for the keys before them, and again in backward."""
-    kernels = case.trainer.kernels
-    return bool(case.shape.fused_attention and case.shape.dropout and kernels.dropout_in_blocks and not kernels.attention_dropout)
+    s, kernels = case.shape, case.trainer.kernels
+    one_stack = not (s.bidirectional or np.any(s.crossed))
+    return bool(s.fused_attention and s.dropout and kernels.dropout_in_blocks and one_stack and not kernels.attention_dropout)
 
 
 def seconds(case: Case) -> ForwardBackward:
     """Forward and backward seconds of one block's attention core."""
     name = kernel(case)
-    return _flash(case, name) if name in FLASH else _scores(case, name)
+    own = _flash(case, name) if name in FLASH else _scores(case, name)
+    if not np.any(case.shape.crossed):
+        return own
+    whole, share = seconds(across(case)), case.shape.seq / case.shape.crossing
+    return own[0] + share * whole[0], own[1] + share * whole[1]
+
+
+def across(case: Case) -> Case:
+    """The attention of an encoder's output to itself, without biases."""
+    return replace(case, shape=replace(case.shape, seq=case.shape.crossing, crossed=0, crossing=0, bidirectional=True, buckets=0))
+
+
+def skips(case: Case) -> bool:
+    """Returns whether the kernel leaves out the scores of keys behind a query."""
+    return case.trainer.kernels.causal_skip and not case.shape.bidirectional
 
 
 def score_count(case: Case) -> Array:
@@ -58,7 +76,7 @@ def _flash(case: Case, name: str) -> ForwardBackward:
     packed = np.asarray(s.text) > 0
     text = np.where(packed, s.text, s.seq)
     seen = np.where(packed, text, s.attended)
-    scores = score_count(case) * seen / s.seq * (0.5 / case.reach if case.trainer.kernels.causal_skip else 1.0)
+    scores = score_count(case) * seen / s.seq * (0.5 / case.reach if skips(case) else 1.0)
     # short sequences leave units idle and waste the diagonal tiles; a text ends anywhere, so half of its last tile is empty
     ragged = np.where(packed, constants.flash_ramp / 2, 0.0) / text
     fill = (1 + ragged) * (1 + ragged + constants.flash_ramp / text)
@@ -94,7 +112,7 @@ def score_passes(case: Case, name: str) -> ForwardBackward:
     """How often the scores are read or written between the two products."""
     if name == "unfused":
         return OPERATIONS
-    return SKIPPING if case.trainer.kernels.causal_skip else MASKED
+    return SKIPPING if skips(case) else MASKED
 
 
 def _scores(case: Case, name: str) -> ForwardBackward:

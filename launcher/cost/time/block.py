@@ -104,12 +104,19 @@ def times(case: Case) -> BlockTimes:
     ahead |= {TENSOR: tensor_forward, CONTEXT: context_forward, EXPERT: exposed(case, expert, forward)}
     back |= {TENSOR: tensor_backward, CONTEXT: context_backward, EXPERT: exposed(case, expert, inputs + weights)}
     sparse = case.shape.expert_layers / case.shape.layers
-    kernels = case.trainer.kernels.launches_per_block + sparse * case.trainer.kernels.launches_per_mixture
+    kernels = (
+        case.trainer.kernels.launches_per_block * case.shape.added_to_residual / 2 + sparse * case.trainer.kernels.launches_per_mixture
+    )
     started = collectives_started(case)
     host = case.trainer.kernels.host_forward, case.trainer.kernels.host_backward
     ahead[HOST] = launching(case, kernels, started[0], total(ahead), host[0])
     back[HOST] = launching(case, 2 * kernels, started[1], total(back), host[1])
     return BlockTimes(ahead, back, recompute.again(case, ahead), behind_host(case, ahead, back))
+
+
+def of_stacks(case: Case) -> list[BlockTimes]:
+    """Seconds of a block of each stack."""
+    return [times(stack) for stack in case.stacks]
 
 
 def collectives_started(case: Case) -> ForwardBackward:
@@ -178,10 +185,12 @@ def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) ->
     reduce = c.skew * collectives.all_reduce(device, c, case.tensor_group, payload)
     gather = c.skew * collectives.all_gather(device, c, case.tensor_group, payload * gathered_width(case) / case.width)
     scatter = c.skew * collectives.reduce_scatter(device, c, case.tensor_group, payload)
-    sequence = case.table["sequence_parallel"]
-    ahead = np.where(sequence, 2 * (gather + scatter), 2 * reduce)
+    sequence, times = case.table["sequence_parallel"], case.shape.added_to_residual
+    ahead = np.where(sequence, times * (gather + scatter), times * reduce)
     again = regathers(case)
-    back = np.where(sequence, (2 + again) * gather + 2 * scatter, 2 * reduce)
+    back = np.where(sequence, (times + again) * gather + times * scatter, times * reduce)
+    entered = _entered(case)
+    ahead, back = ahead + entered[0], back + entered[1]
     overlap = case.trainer.overlap.tensor
     if overlap == "none" or not device.overlaps:
         return ahead, back
@@ -191,6 +200,21 @@ def tensor_seconds(case: Case, forward: Array, inputs: Array, weights: Array) ->
     if overlap == "all":
         ahead = ahead - np.minimum(ahead * c.tensor_hidden, forward)
     return ahead, back - hidden
+
+
+def _entered(case: Case) -> ForwardBackward:
+    """Communication of the encoder's output, which each part of the decoder gathers once for all of its blocks, and whose gradient it sums
+    once: the share of one block."""
+    if not np.any(case.shape.crossed):
+        return 0.0, 0.0
+    machine, payload = (
+        (case.device, case.constants, case.tensor_group),
+        case.micro_batch * case.shape.crossing * case.shape.hidden * case.width,
+    )
+    parts = 1 / np.maximum(case.blocks_per_chunk, 1)
+    sequence = case.table["sequence_parallel"]
+    back = np.where(sequence, collectives.reduce_scatter(*machine, payload), collectives.all_reduce(*machine, payload))
+    return parts * np.where(sequence, collectives.all_gather(*machine, payload), 0.0), parts * back
 
 
 def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackward:

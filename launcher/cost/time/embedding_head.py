@@ -14,6 +14,9 @@ from launcher.cost.time import collectives, matmul
 def embedding(case: Case) -> ForwardBackward:
     """Forward and backward seconds of the input embedding: a gather of rows, one reduction over the tensor ranks, a scatter, unless it is
     frozen."""
+    if len(case.stacks) > 1:
+        both = [embedding(stack) for stack in case.stacks]
+        return sum(ahead for ahead, _ in both), sum(back for _, back in both)
     payload = case.tokens * case.shape.hidden * case.width
     move = payload / (case.device.bandwidth * case.constants.bandwidth)
     reduce = collectives.all_reduce(case.device, case.constants, case.tensor_group, payload)
@@ -54,6 +57,7 @@ def head(case: Case) -> ForwardBackward:
 
     A frozen head has no weight gradient (Megatron Core,
     tensor_parallel/layers.py: ``linear_with_frozen_weight``; trainer/tensor/cross_entropy.py)."""
+    case = case.stacks[-1]
     s, c, device = case.shape, case.constants, case.device
     precision, passes = case.vector_precision, 1 + s.predicted_tokens  # the head stays in 16 bits
     mine = case.vocabulary

@@ -44,7 +44,7 @@ def seconds(case: Case) -> ForwardBackward:
     times = []
     for way in (0, 1):
         added = passes.residual[way] + s.output_biases / 2 * passes.bias[way] + s.dropout * passes.dropout[way]
-        hidden = rows * s.hidden * (s.block_norms * norm[way] + 2 * added) + normed * norm[way]
+        hidden = rows * s.hidden * (s.block_norms * norm[way] + s.added_to_residual * added) + normed * norm[way]
         inner = case.tokens * inner_width(case) / case.tensor * (passes.gate if s.gated else passes.activation)[way]
         turned = case.tokens * turning_width(case) / case.tensor * passes.rotary[way] if s.rotary else 0.0
         times.append((hidden + inner + turned + sorted_tokens(case)) * case.width / (case.device.bandwidth * case.constants.bandwidth))

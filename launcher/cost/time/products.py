@@ -32,6 +32,10 @@ def products(case: Case) -> list[Product]:
     else:
         out += _latent_products(case)
     out.append(Product("output", tokens, s.hidden, s.value_width / t))
+    if np.any(s.crossed):
+        out.append(Product("crossing", tokens, s.query_width / t, s.hidden))
+        out.append(Product("crossing", case.micro_batch * s.crossing, 2 * s.kv_width / t, s.hidden))
+        out.append(Product("crossing", tokens, s.hidden, s.value_width / t))
     sparse = s.expert_layers / s.layers
     dense = 1 - sparse
     gates = s.mlp_matrices - 1
