@@ -8,7 +8,6 @@ import pytest
 from numerics.matrix import (
     FAMILY_KINDS,
     LEVELS,
-    OPTIONS,
     ROPES,
     STEPS,
     TASKS,
@@ -24,7 +23,7 @@ from numerics.matrix import (
 )
 
 from tests.farm import Farm
-from trainer.shared.run.schema import EXCHANGES, METHODS, RECOMPUTE, ROUTERS
+from trainer.shared.run.schema import EXCHANGES, METHODS, POSITIONS, RECOMPUTE, ROUTERS
 
 pytestmark = pytest.mark.slow
 

@@ -85,8 +85,8 @@ DEFECTS = [
     Defect(
         "a decoder's blocks weigh as much as an encoder's",
         "trainer/shared/run/flops.py",
-        "    if model.writes(block):\n        crossing",
-        "    if False:\n        crossing",
+        "    if model.writes(block):\n        attention = ",
+        "    if False:\n        attention = ",
         BALANCE,
     ),
 ]
