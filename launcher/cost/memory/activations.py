@@ -167,7 +167,7 @@ def latents(case: Case) -> Array:
 
 
 def _widened(case: Case) -> Array:
-    """Whether our own trainer gives its kernel values as wide as keys (trainer/models/attention.py, ``_fused``)."""
+    """Tells whether our own trainer gives its kernel values as wide as keys (trainer/models/attention.py, ``_fused``)."""
     s = case.shape
     own = s.latent is not None and case.trainer.memory.copied_heads and kernel(case) in FLASH
     return own & (np.asarray(s.key_width) > s.read_width)
