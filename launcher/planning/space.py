@@ -138,7 +138,7 @@ def _first(broken: Sequence[np.ndarray]) -> np.ndarray:
     return np.select(list(broken), list(range(len(broken))), default=-1)
 
 
-def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig) -> np.ndarray:
+def _skeletons(model: ResolvedModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig) -> np.ndarray:
     """Returns all combinations of the axes, schedule and micro-batch, valid or not; nothing sharded or recomputed."""
     world, ways = cluster.world_size, np.array(_schedules(model, limits))
     axes = {

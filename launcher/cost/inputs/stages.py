@@ -93,8 +93,8 @@ def _cut(
         )
     starts = [0, *itertools.accumulate(split)]
     first = [min(max(encoder - start, 0), count) for start, count in zip(starts, split)]  # of the encoder, in each chunk
-    begins = [start <= encoder < start + count for start, count in zip(starts, split)]
-    columns = [first, [count - own for count, own in zip(split, first)], begins]
+    begins = [float(start <= encoder < start + count) for start, count in zip(starts, split)]
+    columns: list[list[float]] = [first, [count - own for count, own in zip(split, first)], begins]
     held = [tuple(float(sum(column[rank::ranks])) for column in columns) for rank in range(ranks)]
     middle = held[1:-1] or [tuple(sum(column) / p for column in zip(*held))]
     loads = [own * read + other * written for own, other, _ in middle]
