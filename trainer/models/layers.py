@@ -32,11 +32,12 @@ class Init:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """The declaration of a parameter: initial values, whether weight decay applies, and where it lives. ``tied``: the global name of the
-    parameter that it equals, wherever that lives. One that is not ``learned`` has no gradient: a rule of its own moves it."""
+    """The declaration of a parameter: initial values, its group of the optimizer (a field of ``GroupsConfig``), and where it lives.
+    ``tied``: the global name of the parameter that it equals, wherever that lives. One that is not ``learned`` has no gradient: a rule of
+    its own moves it."""
 
     init: Init
-    decays: bool = False
+    group: str = "vectors"
     placement: Placement = field(default_factory=dict)
     tied: str | None = None
     learned: bool = True
@@ -66,12 +67,19 @@ class Linear(ParameterModule):
     bias: nn.Parameter | None
 
     def __init__(
-        self, inputs: int, outputs: tuple[int, ...], std: float, bias: bool = True, cut: Shard | None = None, tied: str | None = None
+        self,
+        inputs: int,
+        outputs: tuple[int, ...],
+        std: float,
+        bias: bool = True,
+        cut: Shard | None = None,
+        tied: str | None = None,
+        group: str = "matrices",
     ):
         super().__init__()
         self.inputs, self.outputs, self.cut = inputs, outputs, cut
         placement = {} if cut is None else {"tensor": cut}
-        self.own("weight", (*outputs, inputs), ParameterSpec(Init(std), True, placement, tied))
+        self.own("weight", (*outputs, inputs), ParameterSpec(Init(std), group, placement, tied))
         if bias:
             self.own("bias", outputs, ParameterSpec(Init(), placement={} if self.cuts_inputs else placement))
         else:
@@ -91,7 +99,7 @@ class TokenEmbedding(ParameterModule):
 
     def __init__(self, vocab: int, hidden: int, std: float, tied: str | None = None):
         super().__init__()
-        self.own("weight", (vocab, hidden), ParameterSpec(Init(std), True, {"tensor": VOCABULARY}, tied))
+        self.own("weight", (vocab, hidden), ParameterSpec(Init(std), "embedding", {"tensor": VOCABULARY}, tied))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
@@ -102,7 +110,7 @@ class PositionEmbedding(ParameterModule):
 
     def __init__(self, seq: int, hidden: int, std: float):
         super().__init__()
-        self.own("weight", (seq, hidden), ParameterSpec(Init(std), True))
+        self.own("weight", (seq, hidden), ParameterSpec(Init(std), "embedding"))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.weight[: x.shape[0]].unsqueeze(1)
@@ -231,6 +239,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def residual_std(std: float, layers: int) -> float:
-    """Returns the initial std of matrices that write to the residual stream: the sum of 2 L of them keeps its scale (GPT-2)."""
-    return std / math.sqrt(2 * layers)
+def residual_std(c: ResolvedModelConfig, name: str) -> float:
+    """Returns the initial std of the matrices ``name`` that write to the residual stream: the sum of 2 L of them keeps its scale (GPT-2),
+    or begins as zero."""
+    return 0.0 if name in c.zero_init else c.init_std / math.sqrt(2 * c.layers)

@@ -36,7 +36,7 @@ class ParameterRecord:
     region: tuple[tuple[int, int], ...]  # start and stop in the global tensor, per dimension (empty where there is only padding)
     local_shape: tuple[int, ...]  # of the tensor on this rank, with padding
     init: Init
-    decay: bool  # weight decay applies: matrices, not biases and norms
+    group: str  # whose learning rate and weight decay it has: a field of ``GroupsConfig``
     placement: Placement = field(default_factory=dict)  # on each axis of the layout that concerns it
     learned: bool = True  # else it has no gradient: a rule of its own moves it
     trainable: bool = True  # else frozen: no gradient, no optimizer state, not in the norm, not saved

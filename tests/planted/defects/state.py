@@ -91,8 +91,8 @@ DEFECTS = [
     Defect(
         "biases and norms decay",
         "trainer/tensor/parallelize.py",
-        "decay=spec.decays,",
-        "decay=True,",
+        "group=spec.group,",
+        "group='matrices',",
         ORACLE,
     ),
     Defect(
@@ -112,8 +112,8 @@ DEFECTS = [
     Defect(
         "the rate never falls to its minimum",
         OPTIMIZER,
-        "config.min_lr + (config.lr - config.min_lr) * 0.5",
-        "config.min_lr + config.lr * 0.5",
+        "config.min_lr + (config.lr - config.min_lr) * LEFT",
+        "config.min_lr + config.lr * LEFT",
         "tests/trainer/test_parts.py",
     ),
     Defect(
