@@ -20,7 +20,7 @@ from launcher.cost.known import asked_cells, widths_at
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
-from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, RunConfig, TuneConfig
+from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TuneConfig
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,16 @@ class CostModel:
         if hardware.calibration:
             self.device = replace(self.device, measured=measured(hardware, self.device, self.constants))
 
-    def predict(self, model: ModelConfig, layout: LayoutConfig, run: RunConfig, tune: TuneConfig | None = None) -> Prediction:
+    def predict(
+        self,
+        model: ModelConfig,
+        layout: LayoutConfig,
+        run: RunConfig,
+        tune: TuneConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> Prediction:
         """Step time and memory of one layout whose ``data`` degree is known."""
-        case = self.case(model, to_table([layout]), run, tune)
+        case = self.case(model, to_table([layout]), run, tune, optimizer)
         return explain(estimate(case, layout.stage_layers), 0, case, self.widths(case))
 
     def predict_table(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Estimate:
@@ -101,11 +108,20 @@ class CostModel:
         """How far predictions of ``case`` may be off (``launcher.cost.known``)."""
         return widths_at(self.learnt, [asked_cells(case, 0)])[0]
 
-    def case(self, model: ModelConfig, table: np.ndarray, run: RunConfig, tune: TuneConfig | None = None) -> Case:
-        """The question behind a prediction: ``model`` under each layout of ``table``, trained as ``run`` and ``tune`` say."""
+    def case(
+        self,
+        model: ModelConfig,
+        table: np.ndarray,
+        run: RunConfig,
+        tune: TuneConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> Case:
+        """The question behind a prediction: ``model`` under each layout of ``table``, trained as the others say."""
         trainer = as_run(self.trainer, run, self.device)
         budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
-        return Case(Shape.of(model, tune), table, run.global_batch, self.device, trainer, run.precision, self.constants, budget)
+        orthogonal = optimizer.muon.steps if optimizer is not None and optimizer.kind == "muon" else 0
+        shape = Shape.of(model, tune)
+        return Case(shape, table, run.global_batch, self.device, trainer, run.precision, self.constants, budget, orthogonal=orthogonal)
 
 
 def predict(
@@ -115,9 +131,10 @@ def predict(
     cluster: ClusterConfig,
     trainer: TrainerProfile | None = None,
     tune: TuneConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
 ) -> Prediction:
     """Step time and memory of one layout on ``cluster``; of many, ask one ``CostModel`` instead."""
-    return CostModel(cluster, trainer).predict(model, layout, run, tune)
+    return CostModel(cluster, trainer).predict(model, layout, run, tune, optimizer)
 
 
 def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:

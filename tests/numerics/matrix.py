@@ -39,6 +39,7 @@ from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import (
     ACTIVATIONS,
     EXCHANGES,
+    GATED,
     MATRICES,
     RECOMPUTE,
     ROUTERS,
@@ -80,6 +81,7 @@ class Case:
     tune: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # its kind is synthetic by default; text is that of ``EXAMPLES``
+    optimizer: dict[str, Any] = field(default_factory=dict)
     steps: int = STEPS
 
     def config(self, folder: Path = Path()) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class Case:
             "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16} | self.model,
             "layout": {"micro_batch": 1} | self.layout,
             "data": text | {"kind": "synthetic"} | self.data,
-            "optimizer": {"lr": 0.02, "warmup_steps": 1, "eps": 1e-4, "clip": 0.5},
+            "optimizer": {"lr": 0.02, "warmup_steps": 1, "eps": 1e-4, "clip": 0.5} | self.optimizer,
             "run": {
                 "steps": self.steps,
                 "warmup_steps": 0,
@@ -130,13 +132,15 @@ def family_kind(name: str) -> tuple[bool, bool, bool]:
 
 
 def draw(seed: int, index: int, kind: str = "dense") -> Case:
-    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks and at times with experts, too."""
+    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks and at times with experts, too; or any of them with
+    "muon"."""
     dice = random.Random(f"{seed}/{index}{'' if kind == 'dense' else f'/{kind}'}")
     while True:
         case = _draw_any(dice)
-        case = _with_context(dice, case) if kind == "context" else case
-        mixes = kind == "experts" or (kind == "context" and dice.random() < 0.3)
+        case = _with_context(dice, case) if kind == "context" or (kind == "muon" and dice.random() < 0.2) else case
+        mixes = kind == "experts" or (kind in ("context", "muon") and dice.random() < 0.3)
         case = _with_experts(dice, case) if mixes else case
+        case = _with_muon(dice, case) if kind == "muon" else case
         if case.ranks <= MOST_RANKS and case.valid:
             return case
 
@@ -298,6 +302,18 @@ def _with_experts(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=case.layout | {"expert": degree}, model=case.model | {"experts": experts}, precision="fp64")
 
 
+def _with_muon(dice: random.Random, case: Case) -> Case:
+    """``case`` with orthogonalised matrices. In fp64, for the iterations make much of rounding."""
+    muon = {
+        "nesterov": dice.random() < 0.7,
+        "scale": dice.choice(["rms", "spectral"]),
+        "cautious": dice.random() < 0.3,
+        "steps": dice.choice([3, 5]),
+    }
+    groups = dice.choice([{}, {"matrices": {"lr": 0.05, "weight_decay": 0.3}}])
+    return replace(case, optimizer={"kind": "muon", "muon": muon, "groups": groups}, precision="fp64")
+
+
 OPTIONS: dict[str, list[Any]] = {
     "head_width": [12, 16],
     "biases": [[], ["qkv", "down"], [*MATRICES], ["output", "up", "head"], ["head"]],
@@ -432,6 +448,7 @@ def traits(case: Case) -> dict[str, Any]:
         }
         | _traits_of_context(case)
         | _traits_of_experts(case)
+        | _traits_of_muon(case)
     )
 
 
@@ -469,6 +486,24 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
     }
 
 
+def _traits_of_muon(case: Case) -> dict[str, Any]:
+    layout, sharding = case.layout, case.layout["sharding"]
+    if not case.optimizer:
+        return {}
+    cut = sharding["optimizer"] > 1, layout["tensor"] > 1
+    return {
+        "muon shards": (*cut, sharding["params"] > 1),
+        "muon over": (*cut, layout["pipeline"] > 1, sharding["optimizer"] < layout["data"]),
+        "muon with experts": ("experts" in case.model, *cut, layout.get("expert", 1) > 1),
+        "muon with context": (layout.get("context", 1) > 1, *cut),
+        "muon tunes": case.tune.get("method", "full"),
+        "muon and ties": (case.model["tied"], layout["pipeline"] > 1),
+        "muon's gates": (case.model["activation"] in GATED, *cut),
+        "muon's keys": (case.model["kv_heads"] < case.model["heads"], *cut),
+        "muon's buckets": (case.run["bucket_mb"], *cut),
+    } | {f"muon.{name}": value for name, value in case.optimizer["muon"].items()}
+
+
 @cache
 def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> list[Case]:
     """``count`` cases of a kind, each the one of the next ``choice`` draws that has the most values of axes that none before it has (of
@@ -478,11 +513,11 @@ def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> li
     seen: set[Any] = set()
     for number in range(count):
         draws = [draw(seed, index, kind) for index in range(number * choice, (number + 1) * choice)]
-        draws = [case for case in draws if case.ranks <= FEW_RANKS or kind == "dense"]
+        draws = [case for case in draws if case.ranks <= FEW_RANKS or kind in ("dense", "muon")]
         found = [set(traits(case).items()) for case in draws]
         met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
-        first = [{value for value in values if kind == "context" and value[0].startswith(kind)} for values in found]
+        first = [{value for value in values if kind in ("context", "muon") and value[0].startswith(kind)} for values in found]
         worth = [
             (len(first[n] - seen), len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks)
             for n in range(len(draws))

@@ -26,7 +26,7 @@ from trainer.shared.run.schema import EXCHANGES, METHODS, RECOMPUTE, ROUTERS, SC
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "muon": 12}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -59,9 +59,17 @@ def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(
     matrix: Matrix, case_index: int, pytestconfig: pytest.Config
 ) -> None:
     seed, last = pytestconfig.getoption("--layout-seed"), pytestconfig.getoption("--layouts")
-    kinds = itertools.cycle(DESIGNED)
+    kinds = itertools.cycle([kind for kind in DESIGNED if kind != "muon"])
     drawn = by_ranks([draw(seed, index, next(kinds)) for index in range(case_index, min(last, case_index + TOGETHER))])
     for cases in drawn.values():
+        matrix.check(cases)
+
+
+@pytest.mark.campaign("layouts")
+@pytest.mark.parametrize("first", range(0, 120, TOGETHER))
+def test_a_drawn_layout_orthogonalises_the_matrices_of_one_process(matrix: Matrix, first: int, pytestconfig: pytest.Config) -> None:
+    seed = pytestconfig.getoption("--layout-seed")
+    for cases in by_ranks([draw(seed, index, "muon") for index in range(first, first + TOGETHER)]).values():
         matrix.check(cases)
 
 
@@ -117,6 +125,17 @@ def test_designed_contexts_reach_what_any_context_could_have(pytestconfig: pytes
     assert {any(beside) for beside in reached["context beside"]} == {False, True}
     assert {(params, optimizer) for params, optimizer, _ in reached["context sharded"]} >= {(False, False), (False, True), (True, True)}
     assert reached["context with texts"] == reached["context with experts"] == {False, True}
+
+
+def test_designed_layouts_cut_matrices_in_every_way(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["muon"], "muon")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("muon")}
+    assert {(states, tensor) for states, tensor, _ in reached["muon shards"]} == {*itertools.product((False, True), repeat=2)}
+    assert {(pipeline, replicas) for *_, pipeline, replicas in reached["muon over"]} == {*itertools.product((False, True), repeat=2)}
+    assert {tensor for experts, _, tensor, _ in reached["muon with experts"] if experts} == {False, True}
+    assert {states for context, states, _ in reached["muon with context"] if context} == {False, True}
+    for name in ("nesterov", "cautious", "scale"):
+        assert len(reached[f"muon.{name}"]) == 2
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:

@@ -34,6 +34,7 @@ class Case:
     constants: Constants = SHIPPED
     budget: float = np.inf  # bytes that the trainer may count before it stops itself (run.memory_gb)
     stage_blocks: Array | None = None  # blocks of the pipeline rank in question; None: the mean
+    orthogonal: int = 0  # iterations in which matrices' momentum, the only moment of theirs, is orthogonalised (muon); 0 = none
 
     def field(self, name: str) -> np.ndarray:
         return self.table[name].astype(float)

@@ -2,6 +2,7 @@
 
 format, step, attempt     of this file; completed steps; the attempt that saved them
 model                     its shape
+optimizer                 the kind whose moments it holds; older ones have none: adamw
 data                      seed and name of the training data, the global batch, the length of a row; null for an imported model
 tune                      method, base and its identity, where it holds only the tuned parameters (``trainer.checkpoint.tuned``)
 extra                     samples (consumed), updates (of the optimizer), loss scale
@@ -91,6 +92,7 @@ def _check(manifest: dict[str, Any]) -> None:
     for name in ("step", "attempt"):
         _value(manifest, name, int)
     _check_model(_value(manifest, "model", dict))
+    _value({"optimizer": "adamw"} | manifest, "optimizer", str)
     if manifest.get("tune") is not None:
         _check_tune(_value(manifest, "tune", dict))
     data = _value(manifest, "data", dict, type(None))

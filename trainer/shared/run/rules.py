@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
-from trainer.shared.run.read import flatten, from_record
+from trainer.shared.run.read import flatten, from_record, to_dict
 from trainer.shared.run.schema import (
     GATED,
     ExpertsConfig,
@@ -23,6 +23,7 @@ from trainer.shared.run.schema import (
     GroupsConfig,
     LayoutConfig,
     ModelConfig,
+    MuonConfig,
     ResolvedLayoutConfig,
     ResolvedModelConfig,
     ResolvedOptimizerConfig,
@@ -148,7 +149,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
 
 OWN_KEYS = (
     *("run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init"),
-    *("optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups."),
+    *("optimizer.kind", "optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups.", "optimizer.muon."),
 )
 """Beginnings of keys that our own trainer alone knows."""
 
@@ -460,6 +461,15 @@ def _check_packing(config: TrainConfig) -> None:
 
 
 def _check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
+    for name, value in to_dict(MuonConfig()).items() if optimizer.kind != "muon" else ():
+        if (given := getattr(optimizer.muon, name)) != value:
+            raise ConfigError(
+                f"optimizer.muon.{name}={str(given).lower()} is for optimizer.kind=muon, not {optimizer.kind}; leave one of them out"
+            )
+    if optimizer.muon.momentum >= 1:
+        raise ConfigError(
+            f"optimizer.muon.momentum={optimizer.muon.momentum:g} never learns from a gradient; use a value from 0 to below 1"
+        )
     start = optimizer.warmup_steps + optimizer.stable_steps
     if optimizer.stable_steps and start > optimizer.decay_steps:
         raise ConfigError(
@@ -472,18 +482,20 @@ def _check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
             raise ConfigError(f"optimizer.groups.{f.name}.lr={own:g} has the schedule of optimizer.lr=0, which has none; set optimizer.lr")
 
 
-def _check_moments(config: TrainConfig) -> None:
+def _check_moments(config: ResolvedTrainConfig) -> None:
     """Checks the format of moments: bf16 has 8 significant bits, so an average that moves by less than a part in 256 would stand still."""
     run, optimizer = config.run, config.optimizer
     if run.moments == "fp32":
         return
     if run.precision not in ("bf16", "fp16", "fp8"):
         raise ConfigError(f"run.moments=bf16 is for run.precision=bf16, fp16 or fp8, and it is {run.precision}; leave one of them out")
-    for name in ("beta1", "beta2"):
-        if 1 - getattr(optimizer, name) < 2**-8:
+    shares = {"beta1": optimizer.beta1, "beta2": optimizer.beta2} | (
+        {"muon.momentum": optimizer.muon.momentum} if optimizer.one_moment else {}
+    )
+    for name, share in shares.items():
+        if 1 - share < 2**-8:
             raise ConfigError(
-                f"optimizer.{name}={getattr(optimizer, name):g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or "
-                "run.moments=fp32"
+                f"optimizer.{name}={share:g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or run.moments=fp32"
             )
 
 

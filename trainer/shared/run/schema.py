@@ -28,7 +28,10 @@ PRECISIONS = ("fp32", "fp64", "bf16", "fp16", "fp8")
 RATED = (*PRECISIONS, "fp4")
 """Precisions that a device may have a rate for."""
 TASKS = ("train", "evaluate", "generate", "inference", "probe")
+OPTIMIZERS = ("adamw", "muon")
 DECAY_STYLES = ("cosine", "linear", "sqrt")
+ORTHOGONALIZED = "matrices"
+"""The group of parameters that ``optimizer.kind=muon`` orthogonalises."""
 METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
 TARGETS = MATRICES
 """Matrices that LoRA may be added to."""
@@ -256,9 +259,22 @@ class GroupsConfig:
 
 
 @dataclass
-class OptimizerConfig:
-    """AdamW. The learning rate rises linearly, stays, and falls."""
+class MuonConfig:
+    """Orthogonalised momentum of matrices."""
 
+    momentum: float = key(0.95, "momentum of matrices; below 1", minimum=0)
+    nesterov: bool = key(True, "the newest gradient counts once more")
+    steps: int = key(5, "Newton-Schulz iterations", minimum=1, maximum=100)
+    scale: str = key("rms", "factor of an update: rms = 0.2 sqrt(max(rows, columns)), the size of AdamW's, so that its lr and weight_decay can stay; "
+        "spectral = sqrt(max(1, rows / columns))", choices=("rms", "spectral"))
+    cautious: bool = key(False, "weights of matrices decay only where the update makes them smaller")
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW, or Muon with AdamW. The learning rate rises linearly, stays, and falls."""
+
+    kind: str = key("adamw", "adamw, or muon: orthogonalised momentum for the matrices of blocks, AdamW for all else", choices=OPTIMIZERS)
     lr: float = key(1e-3, "peak learning rate", minimum=0)
     min_lr: Optional[float] = key(None, "final learning rate; null = lr / 10", minimum=0)
     warmup_steps: int = key(0, "steps of linear learning-rate warm-up", minimum=0)
@@ -268,10 +284,11 @@ class OptimizerConfig:
     decay_steps: Optional[int] = key(None, "step at which min_lr is reached; null = run.steps", minimum=1)
     beta1: float = key(0.9, "AdamW beta 1", minimum=0)
     beta2: float = key(0.95, "AdamW beta 2", minimum=0)
-    eps: float = key(1e-8, "AdamW epsilon", minimum=0)
+    eps: float = key(1e-8, "AdamW epsilon; muon adds it to the norm of a matrix", minimum=0)
     weight_decay: float = key(0.1, "decoupled weight decay of matrices (not of biases and norms)", minimum=0)
     clip: float = key(1.0, "global gradient-norm clip; 0 = off", minimum=0)
     groups: GroupsConfig = key(GroupsConfig, "learning rates and weight decays of groups of parameters")
+    muon: MuonConfig = key(MuonConfig, "kind=muon: the update of matrices")
 
 
 @dataclass
@@ -469,6 +486,11 @@ class ResolvedOptimizerConfig(OptimizerConfig):
     def weight_decay_of(self, group: str) -> float:
         own: float | None = getattr(self.groups, group).weight_decay
         return self.usual_decay(group) if own is None else own
+
+    @property
+    def one_moment(self) -> tuple[str, ...]:
+        """Returns the groups of which one moment is kept, not two."""
+        return (ORTHOGONALIZED,) if self.kind == "muon" else ()
 
     def usual_decay(self, group: str) -> float:
         """Returns the weight decay of a group that has none of its own."""
