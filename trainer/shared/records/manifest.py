@@ -23,7 +23,7 @@ from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict, from_record
 from trainer.shared.run.rules import FIRST_KEYS
-from trainer.shared.run.schema import ModelConfig, TuneConfig
+from trainer.shared.run.schema import OPTIMIZERS, ModelConfig, TuneConfig
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -92,7 +92,9 @@ def _check(manifest: dict[str, Any]) -> None:
     for name in ("step", "attempt"):
         _value(manifest, name, int)
     _check_model(_value(manifest, "model", dict))
-    _value({"optimizer": "adamw"} | manifest, "optimizer", str)
+    kind = _value({"optimizer": OPTIMIZERS[0]} | manifest, "optimizer", str)
+    if kind not in OPTIMIZERS:
+        raise _Flaw(f"optimizer is {kind!r:.40}")
     if manifest.get("tune") is not None:
         _check_tune(_value(manifest, "tune", dict))
     data = _value(manifest, "data", dict, type(None))
