@@ -117,11 +117,9 @@ class CostModel:
         optimizer: OptimizerConfig | None = None,
     ) -> Case:
         """The question behind a prediction: ``model`` under each layout of ``table``, trained as the others say."""
-        trainer = as_run(self.trainer, run, self.device)
+        trainer = as_run(self.trainer, run, self.device, optimizer)
         budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
-        orthogonal = optimizer.muon.steps if optimizer is not None and optimizer.kind == "muon" else 0
-        shape = Shape.of(model, tune)
-        return Case(shape, table, run.global_batch, self.device, trainer, run.precision, self.constants, budget, orthogonal=orthogonal)
+        return Case(Shape.of(model, tune), table, run.global_batch, self.device, trainer, run.precision, self.constants, budget)
 
 
 def predict(
@@ -137,16 +135,21 @@ def predict(
     return CostModel(cluster, trainer).predict(model, layout, run, tune, optimizer)
 
 
-def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:
-    """The embedded trainer as ``run`` configures it; any other trainer as it is, or as its profile says for devices that the kernels of the
-    generation before do not suit."""
+def as_run(trainer: TrainerProfile, run: RunConfig, device: Device, optimizer: OptimizerConfig | None = None) -> TrainerProfile:
+    """The embedded trainer as ``run`` and ``optimizer`` configure it; any other trainer as it is, or as its profile says for devices that
+    the kernels of the generation before do not suit."""
     if not trainer.embedded:
         return profile(trainer.on_newer_devices) if trainer.on_newer_devices and device.legacy_kernel_factor < 1 else trainer
     compiled = not device.host if run.compile is None else run.compile  # as trainer.pipeline.compile decides
     kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager", fused_loss=compiled)
     chunk = run.loss_chunk_mb or LOSS_CHUNK_MB["cpu" if device.host else "cuda"]
     memory = replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20, logit_chunk_bytes=chunk * 2**20)
-    numbers = replace(trainer.numbers, optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0))
+    muon = optimizer if optimizer is not None and optimizer.kind == "muon" else None
+    numbers = replace(
+        trainer.numbers,
+        optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0),
+        orthogonal_steps=trainer.numbers.orthogonal_steps if muon is None else muon.muon.steps,
+    )
     overlap = replace(trainer.overlap, tensor="all" if run.async_tensor else trainer.overlap.tensor, context=run.context_exchange)
     return replace(trainer, numbers=numbers, kernels=kernels, memory=memory, overlap=overlap)
 

@@ -87,7 +87,8 @@ class HeldPiece:
     def fragments(self, rank: int, piece: int) -> list[tuple[MatrixKey, Fragment]]:
         """Cuts the piece at the borders of matrices."""
         *outer, rows, columns = self.region
-        size, found = (rows[1] - rows[0]) * (columns[1] - columns[0]), []
+        size = (rows[1] - rows[0]) * (columns[1] - columns[0])
+        found: list[tuple[MatrixKey, Fragment]] = []
         indices = list(itertools.product(*(range(*side) for side in outer)))
         for number in range(self.offset // size, -(-(self.offset + self.numel) // size)):
             first = number * size

@@ -34,7 +34,6 @@ class Case:
     constants: Constants = SHIPPED
     budget: float = np.inf  # bytes that the trainer may count before it stops itself (run.memory_gb)
     stage_blocks: Array | None = None  # blocks of the pipeline rank in question; None: the mean
-    orthogonal: int = 0  # iterations in which matrices' momentum, the only moment of theirs, is orthogonalised (muon); 0 = none
 
     def field(self, name: str) -> np.ndarray:
         return self.table[name].astype(float)
@@ -188,6 +187,11 @@ class Case:
     def wide(self) -> bool:
         """Full-precision training: no master weights, 4- or 8-byte everything."""
         return BYTES[self.precision] > 2
+
+    @property
+    def orthogonal(self) -> int:
+        """Iterations in which the momentum of matrices, their only moment, is orthogonalised; 0 = none."""
+        return self.trainer.numbers.orthogonal_steps
 
     @property
     def gradient_bytes(self) -> float:

@@ -22,7 +22,7 @@ class Matrices(NamedTuple):
 
     rows: Array
     columns: Array
-    count: Array
+    number: Array
     together: Array  # on a rank, in one parameter
     parts: Array  # tensor ranks that have a part of each
     shards: Array  # of the states that each of those has
@@ -76,8 +76,8 @@ def products(case: Case, every: list[Matrices]) -> Array:
         each = [matmul.seconds(case.device, precision, case.constants, m, n, k, np.maximum(count, 1.0)) for m, n, k in sizes]
         return case.orthogonal * sum(each) * np.minimum(count, 1.0)
 
-    shares = [seconds(one, one.count / one.sharers) for one in every]
-    largest = [seconds(one, np.minimum(one.count, 1.0)) for one in every]
+    shares = [seconds(one, one.number / one.sharers) for one in every]
+    largest = [seconds(one, np.minimum(one.number, 1.0)) for one in every]
     return np.maximum(sum(shares), np.max(np.broadcast_arrays(*largest, case.tokens)[:-1], axis=0))
 
 
@@ -90,7 +90,7 @@ def pieces(case: Case, one: Matrices) -> Array:
 
 def sent(case: Case, every: list[Matrices]) -> Array:
     """Bytes that a rank sends in a step: its parts of matrices of other owners, and the same back."""
-    leaving = [one.count * one.rows * one.columns / one.sharers * (1 - 1 / pieces(case, one)) for one in every]
+    leaving = [one.number * one.rows * one.columns / one.sharers * (1 - 1 / pieces(case, one)) for one in every]
     return 2 * width(case) * sum(leaving)
 
 
