@@ -99,7 +99,8 @@ class Rank:
 def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None = None) -> Rank:
     """Returns this rank's part. Collective. ``positions``: how many the weights are made for, if more than those of a row."""
     mixes, trains = bool(config.model.mixtures), config.run.task not in FORWARD_TASKS
-    groups = Groups.make(world, config.layout, config.model.tied, mixes)
+    one_moment = config.optimizer.one_moment
+    groups = Groups.make(world, config.layout, config.model.tied, mixes, exchanges=trains and bool(one_moment))
     precision = Precision.of(config.run.precision, trains, config.run.moments)
     slices = SequenceSlices(slices_of(config.model, config.layout) if config.layout.slices > 1 else ())
     region, noise = Region(groups.tensor, config.layout.sequence_parallel, groups.context, slices), Noise(config.run.seed)
@@ -138,7 +139,8 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
 
 def _state(config: ResolvedTrainConfig, groups: Groups, precision: Precision, trains: bool, device: torch.device) -> ShardedState:
     pool, queue = Pool(device), CollectiveQueue()
-    dense = BucketSettings(Factors.of(config.layout), groups.shared_at, groups.levels, precision, pool, queue, trains)
+    one_moment = config.optimizer.one_moment
+    dense = BucketSettings(Factors.of(config.layout), groups.shared_at, groups.levels, precision, pool, queue, trains, one_moment)
     settings = {"data": dense}
     if groups.expert_levels:
         factors = Factors.of_experts(config.layout)

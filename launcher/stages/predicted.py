@@ -52,7 +52,7 @@ def of_training(config: Config) -> Expected | None:
         return None
     from launcher.cost import predict  # numpy: only where something can be said
 
-    found = predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)
+    found = predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune, config.optimizer)
     return Expected(float(found.step_time_s) * config.run.steps, found.memory_bytes, found.capacity, found.fits)
 
 

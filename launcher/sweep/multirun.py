@@ -196,7 +196,7 @@ def _prediction(config: Config) -> Prediction | None:
     """Returns the prediction if the hardware is known."""
     if not config.cluster.hardware.peak_tflops.get(config.run.precision) or config.cluster.network_unknown:
         return None
-    return predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)
+    return predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune, config.optimizer)
 
 
 def _too_large(config: Config, prediction: Prediction) -> str:

@@ -41,6 +41,7 @@ from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import (
     ACTIVATIONS,
     EXCHANGES,
+    GATED,
     MATRICES,
     RECOMPUTE,
     ROUTERS,
@@ -83,6 +84,7 @@ class Case:
     tune: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # its kind is synthetic by default; text is that of ``EXAMPLES``
+    optimizer: dict[str, Any] = field(default_factory=dict)
     steps: int = STEPS
 
     def config(self, folder: Path = Path()) -> dict[str, Any]:
@@ -93,7 +95,7 @@ class Case:
             "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16} | self.model,
             "layout": {"micro_batch": 1} | self.layout,
             "data": text | {"kind": "synthetic"} | self.data,
-            "optimizer": {"lr": 0.02, "warmup_steps": 1, "eps": 1e-4, "clip": 0.5},
+            "optimizer": {"lr": 0.02, "warmup_steps": 1, "eps": 1e-4, "clip": 0.5} | self.optimizer,
             "run": {
                 "steps": self.steps,
                 "warmup_steps": 0,
@@ -149,9 +151,9 @@ def draw(seed: int, index: int, kind: str = "dense") -> Case:
 
 WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
 """Schedules of whole sequences."""
-OWN_AXES = ("context", "slices", "latent", "pairs")
+OWN_AXES = ("context", "slices", "latent", "pairs", "muon")
 """Kinds with axes of their own, which come first."""
-MIXED = {"context": 0.3, "slices": 0.3, "latent": 0.6}
+MIXED = {"context": 0.3, "slices": 0.3, "latent": 0.6, "muon": 0.3}
 """Kinds that have experts, too, and in what share of their cases."""
 
 
@@ -381,6 +383,19 @@ def _with_encoder(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=layout, model=pairs, tune=tune, data=data, precision="fp64")
 
 
+def _with_muon(dice: random.Random, case: Case) -> Case:
+    """``case`` with orthogonalised matrices, at times over context ranks. In fp64, for the iterations make much of rounding."""
+    case = _with_context(dice, case) if dice.random() < 0.2 else case
+    muon = {
+        "nesterov": dice.random() < 0.7,
+        "scale": dice.choice(["rms", "spectral"]),
+        "cautious": dice.random() < 0.3,
+        "steps": dice.choice([3, 5]),
+    }
+    groups = dice.choice([{}, {"matrices": {"lr": 0.05, "weight_decay": 0.3}}])
+    return replace(case, optimizer={"kind": "muon", "muon": muon, "groups": groups}, precision="fp64")
+
+
 KINDS: dict[str, Callable[[random.Random, Case], Case]] = {
     "dense": lambda dice, case: case,
     "experts": _with_experts,
@@ -388,6 +403,7 @@ KINDS: dict[str, Callable[[random.Random, Case], Case]] = {
     "slices": _with_slices,
     "latent": _with_latents,
     "pairs": _with_encoder,
+    "muon": _with_muon,
 }
 """What makes a dense case one of a kind."""
 
@@ -529,6 +545,7 @@ def traits(case: Case) -> dict[str, Any]:
         | _traits_of_pairs(case)
         | _traits_of_experts(case)
         | _traits_of_latents(case)
+        | _traits_of_muon(case)
     )
 
 
@@ -622,6 +639,24 @@ def _traits_of_latents(case: Case) -> dict[str, Any]:
     }
 
 
+def _traits_of_muon(case: Case) -> dict[str, Any]:
+    layout, sharding = case.layout, case.layout["sharding"]
+    if not case.optimizer:
+        return {}
+    cut = sharding["optimizer"] > 1, layout["tensor"] > 1
+    return {
+        "muon shards": (*cut, sharding["params"] > 1),
+        "muon over": (*cut, layout["pipeline"] > 1, sharding["optimizer"] < layout["data"]),
+        "muon with experts": ("experts" in case.model, *cut, layout.get("expert", 1) > 1),
+        "muon with context": (layout.get("context", 1) > 1, *cut),
+        "muon tunes": case.tune.get("method", "full"),
+        "muon and ties": (case.model["tied"], layout["pipeline"] > 1),
+        "muon's gates": (case.model["activation"] in GATED, *cut),
+        "muon's keys": (case.model["kv_heads"] < case.model["heads"], *cut),
+        "muon's buckets": (case.run["bucket_mb"], *cut),
+    } | {f"muon.{name}": value for name, value in case.optimizer["muon"].items()}
+
+
 @cache
 def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> list[Case]:
     """``count`` cases of a kind, each the one of the next ``choice`` draws that has the most values of axes that none before it has (of
@@ -631,7 +666,7 @@ def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> li
     seen: set[Any] = set()
     for number in range(count):
         draws = [draw(seed, index, kind) for index in range(number * choice, (number + 1) * choice)]
-        draws = [case for case in draws if case.ranks <= FEW_RANKS or kind == "dense"]
+        draws = [case for case in draws if case.ranks <= FEW_RANKS or kind in ("dense", "muon")]
         found = [set(traits(case).items()) for case in draws]
         met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]

@@ -27,7 +27,7 @@ from trainer.shared.run.schema import EXCHANGES, METHODS, POSITIONS, RECOMPUTE, 
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 14}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 14, "muon": 12}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -60,9 +60,17 @@ def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(
     matrix: Matrix, case_index: int, pytestconfig: pytest.Config
 ) -> None:
     seed, last = pytestconfig.getoption("--layout-seed"), pytestconfig.getoption("--layouts")
-    kinds = itertools.cycle(DESIGNED)
+    kinds = itertools.cycle([kind for kind in DESIGNED if kind != "muon"])
     drawn = by_ranks([draw(seed, index, next(kinds)) for index in range(case_index, min(last, case_index + TOGETHER))])
     for cases in drawn.values():
+        matrix.check(cases)
+
+
+@pytest.mark.campaign("layouts")
+@pytest.mark.parametrize("first", range(0, 120, TOGETHER))
+def test_a_drawn_layout_orthogonalises_the_matrices_of_one_process(matrix: Matrix, first: int, pytestconfig: pytest.Config) -> None:
+    seed = pytestconfig.getoption("--layout-seed")
+    for cases in by_ranks([draw(seed, index, "muon") for index in range(first, first + TOGETHER)]).values():
         matrix.check(cases)
 
 
@@ -146,6 +154,17 @@ def test_designed_latents_reach_what_any_latents_could_have(pytestconfig: pytest
     assert {params for params, _ in reached["latent sharded"]} == {turned for _, turned in reached["latent turning"]} == {False, True}
     assert reached["latent context"] == {False, *EXCHANGES}
     assert reached["latent experts"] >= {(False, False), (True, True)}
+
+
+def test_designed_layouts_cut_matrices_in_every_way(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["muon"], "muon")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("muon")}
+    assert {(states, tensor) for states, tensor, _ in reached["muon shards"]} == {*itertools.product((False, True), repeat=2)}
+    assert {(pipeline, replicas) for *_, pipeline, replicas in reached["muon over"]} == {*itertools.product((False, True), repeat=2)}
+    assert {tensor for experts, _, tensor, _ in reached["muon with experts"] if experts} == {False, True}
+    assert {states for context, states, _ in reached["muon with context"] if context} == {False, True}
+    for name in ("nesterov", "cautious", "scale"):
+        assert len(reached[f"muon.{name}"]) == 2
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:

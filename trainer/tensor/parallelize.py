@@ -153,7 +153,7 @@ class Parallelizer:
             region=region,
             local_shape=local_shape,
             init=spec.init,
-            decay=spec.decays,
+            group=spec.group,
             placement=placement,
             learned=spec.learned,
             trainable=self.added is None or name in self.added,

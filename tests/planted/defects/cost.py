@@ -91,4 +91,18 @@ DEFECTS = [
         "rows(case) * unfed",
         "tests/cost/test_trainer_memory.py",
     ),
+    Defect(
+        "orthogonalised matrices keep a second moment",
+        PEAK,
+        "parts[OPTIMIZER] = parts[OPTIMIZER] - moment * owned",
+        "parts[OPTIMIZER] = parts[OPTIMIZER] - 0 * moment * owned",
+        "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "every tensor rank sends a matrix whole",
+        "launcher/cost/time/orthogonal.py",
+        "one.sharers * (1 - 1 / pieces(case, one))",
+        "one.sharers * one.parts * (1 - 1 / pieces(case, one))",
+        "tests/trainer/test_muon.py",
+    ),
 ]

@@ -15,13 +15,16 @@ from typing import Any, TypeVar
 from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
-from trainer.shared.run.read import from_record
+from trainer.shared.run.read import flatten, from_record, to_dict
 from trainer.shared.run.schema import (
     GATED,
     ExpertsConfig,
+    GroupConfig,
+    GroupsConfig,
     LatentConfig,
     LayoutConfig,
     ModelConfig,
+    MuonConfig,
     ResolvedLayoutConfig,
     ResolvedModelConfig,
     ResolvedOptimizerConfig,
@@ -50,13 +53,7 @@ def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
     model = resolve_model(config.model)
     _check_split(model, config.layout)  # the model's limits on any cluster are reported before those of this cluster
     layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
-    optimizer = _with(
-        ResolvedOptimizerConfig,
-        config.optimizer,
-        min_lr=config.optimizer.lr / 10 if config.optimizer.min_lr is None else config.optimizer.min_lr,
-        decay_steps=config.run.steps if config.optimizer.decay_steps is None else config.optimizer.decay_steps,
-    )
-    resolved = _with(ResolvedTrainConfig, config, model=model, layout=layout, optimizer=optimizer)
+    resolved = _with(ResolvedTrainConfig, config, model=model, layout=layout, optimizer=_resolve_optimizer(config))
     check(resolved, world_size)
     return resolved
 
@@ -64,6 +61,23 @@ def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
 def _with(cls: type[T], config: Any, **derived: Any) -> T:
     """Makes a ``cls`` of the fields of ``config`` and its ``derived`` values."""
     return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | derived)
+
+
+def _resolve_optimizer(config: TrainConfig) -> ResolvedOptimizerConfig:
+    given = config.optimizer
+    optimizer = _with(
+        ResolvedOptimizerConfig,
+        given,
+        min_lr=given.lr / 10 if given.min_lr is None else given.min_lr,
+        decay_steps=config.run.steps if given.decay_steps is None else given.decay_steps,
+    )
+    groups = {}
+    for f in dataclasses.fields(GroupsConfig):
+        group: GroupConfig = getattr(given.groups, f.name)
+        lr = None if group.lr == given.lr else group.lr
+        groups[f.name] = GroupConfig(lr, None if group.weight_decay == optimizer.usual_decay(f.name) else group.weight_decay)
+    optimizer.groups = GroupsConfig(**groups)
+    return optimizer
 
 
 def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
@@ -126,22 +140,35 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     _check_sharding(config.layout)
     check_tracking_uri(config.tracking.uri)
     _check_validation(config)
+    _check_optimizer(config.optimizer)
     _check_moments(config)
     _check_eight_bits(config)
     _check_async_tensor(config)
     _check_packing(config)
     check_tune(config.tune, config.model)
     check_tasks(config)
-    for name, usual in (("deterministic", False), ("async_tensor", False), ("context_exchange", "all_gather")):
-        if config.command is not None and (value := getattr(config.run, name)) != usual:
-            shown = str(value).lower()
-            raise ConfigError(f"run.{name}={shown} is for our own trainer; leave it out for trainer={config.command.trainer}")
+    if config.command is not None:
+        _check_own_keys(config, config.command.trainer)
     if config.run.warmup_steps >= config.run.steps:
         most = config.run.steps - 1
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
             f"use {f'{most} or less' if most else most}, or more steps"
         )
+
+
+OWN_KEYS = (
+    *("run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init"),
+    *("optimizer.kind", "optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups.", "optimizer.muon."),
+)
+"""Beginnings of keys that our own trainer alone knows."""
+
+
+def _check_own_keys(config: ResolvedTrainConfig, trainer: str) -> None:
+    usual = flatten(TrainConfig())
+    for name, value in flatten(config).items():
+        if name.startswith(OWN_KEYS) and value != usual[name]:
+            raise ConfigError(f"{name}={str(value).lower()} is for our own trainer; leave it out for trainer={trainer}")
 
 
 def check_tracking_uri(uri: str | None) -> None:
@@ -284,6 +311,8 @@ def check_model(given: ModelConfig) -> None:
         )
     if "head" in model.biases and model.tied:
         raise ConfigError("model.biases has a bias of the head, which model.tied=true shares with the embedding; leave one of them out")
+    if "head" in model.zero_init and model.tied:
+        raise ConfigError("model.zero_init has the head, which model.tied=true shares with the embedding; leave one of them out")
     _check_latent(model)
     _check_experts(model)
     _check_stacks(given, model)
@@ -588,18 +617,42 @@ def _check_packing(config: TrainConfig) -> None:
         )
 
 
-def _check_moments(config: TrainConfig) -> None:
+def _check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
+    for name, value in to_dict(MuonConfig()).items() if optimizer.kind != "muon" else ():
+        if (given := getattr(optimizer.muon, name)) != value:
+            raise ConfigError(
+                f"optimizer.muon.{name}={str(given).lower()} is for optimizer.kind=muon, not {optimizer.kind}; leave one of them out"
+            )
+    if optimizer.muon.momentum >= 1:
+        raise ConfigError(
+            f"optimizer.muon.momentum={optimizer.muon.momentum:g} never learns from a gradient; use a value from 0 to below 1"
+        )
+    start = optimizer.warmup_steps + optimizer.stable_steps
+    if optimizer.stable_steps and start > optimizer.decay_steps:
+        raise ConfigError(
+            f"optimizer.warmup_steps={optimizer.warmup_steps} and optimizer.stable_steps={optimizer.stable_steps} end after "
+            f"optimizer.decay_steps={optimizer.decay_steps}, by which the rate has fallen; lower one of them, or raise that"
+        )
+    for f in dataclasses.fields(GroupsConfig):
+        own = getattr(optimizer.groups, f.name).lr
+        if own is not None and optimizer.lr == 0:
+            raise ConfigError(f"optimizer.groups.{f.name}.lr={own:g} has the schedule of optimizer.lr=0, which has none; set optimizer.lr")
+
+
+def _check_moments(config: ResolvedTrainConfig) -> None:
     """Checks the format of moments: bf16 has 8 significant bits, so an average that moves by less than a part in 256 would stand still."""
     run, optimizer = config.run, config.optimizer
     if run.moments == "fp32":
         return
     if run.precision not in ("bf16", "fp16", "fp8"):
         raise ConfigError(f"run.moments=bf16 is for run.precision=bf16, fp16 or fp8, and it is {run.precision}; leave one of them out")
-    for name in ("beta1", "beta2"):
-        if 1 - getattr(optimizer, name) < 2**-8:
+    shares = {"beta1": optimizer.beta1, "beta2": optimizer.beta2} | (
+        {"muon.momentum": optimizer.muon.momentum} if optimizer.one_moment else {}
+    )
+    for name, share in shares.items():
+        if 1 - share < 2**-8:
             raise ConfigError(
-                f"optimizer.{name}={getattr(optimizer, name):g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or "
-                "run.moments=fp32"
+                f"optimizer.{name}={share:g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or run.moments=fp32"
             )
 
 
