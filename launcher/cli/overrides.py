@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=meaning)
+    add_keys(parser, meaning)
     add_folder(parser)
+
+
+def add_keys(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
+    """Adds overrides to a parser, and where its help says which there are."""
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=meaning)
+    parser.epilog = "'trireme train --keys [WORD]' explains every KEY; 'trireme train --help' lists the groups."
 
 
 def add_folder(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.console import emit
 from launcher.cli.overrides import NamedOption, add_overrides, goal_asked
+from launcher.cli.parser import VerbParser
 from launcher.goals.views import Answer
 from launcher.named_files import check_own
 from trainer.shared.run.errors import ConfigError
@@ -80,9 +81,9 @@ def answer_of(planned: GoalPlan, arguments: argparse.Namespace, seconds: float) 
     return planned.answer(arguments.top, seconds, [*arguments.overrides, *folder])
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> VerbParser:
     """Returns the parser of Hydra's overrides and this command's options."""
-    made = argparse.ArgumentParser("trireme plan", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = VerbParser("trireme plan", DESCRIPTION)
     add_overrides(made)
     made.add_argument("--top", type=int, default=10, metavar="N", help="how many layouts are listed (default: %(default)s)")
     made.add_argument("--measure", type=int, metavar="N", help="the N layouts to measure so that the step times of all are known best")

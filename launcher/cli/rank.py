@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
+from launcher.cli.parser import VerbParser
 from launcher.cli.repeats import warn
 from launcher.named_files import check_own
 from trainer.shared.records.outcome import Reason, Status
@@ -36,15 +37,7 @@ stands below the table. A terminal that is too narrow for all columns shows the 
 
 def main(argv: list[str]) -> int:
     """Prints the ranking; 0 even if nothing was measured, since the table then says why."""
-    parser = sweep_parser("rank", DESCRIPTION)
-    parser.add_argument("--json", action="store_true", help="a JSON list of records instead of a table")
-    parser.add_argument(
-        "--csv",
-        action=NamedOption,
-        metavar="FILE",
-        help="also write the trials as a table that 'trireme validate' and 'search --replay' read",
-    )
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     from launcher.results.measurements import measure
     from launcher.results.ranking import rank
     from launcher.tables.canonical import write
@@ -62,6 +55,18 @@ def main(argv: list[str]) -> int:
     else:
         show(wide_console(), sweep, ranked)
     return 0
+
+
+def parser() -> VerbParser:
+    made = sweep_parser("rank", DESCRIPTION)
+    made.add_argument("--json", action="store_true", help="a JSON list of records instead of a table")
+    made.add_argument(
+        "--csv",
+        action=NamedOption,
+        metavar="FILE",
+        help="also write the trials as a table that 'trireme validate' and 'search --replay' read",
+    )
+    return made
 
 
 def repeated(sweep: Sweep, ranked: Sequence[Measurement]) -> list[list[Repeat]]:

@@ -12,6 +12,7 @@ from launcher.cli import calibrate, recipes
 from launcher.cli.console import emit
 from launcher.cli.on_cluster import alone, name_of_search, recipe_path, say, searched
 from launcher.cli.overrides import NamedOption, add_overrides, goal_asked, typed
+from launcher.cli.parser import VerbParser
 from launcher.goals.views import Answer
 from launcher.named_files import check_file, check_folder, write_named
 from trainer.shared.run.errors import ConfigError
@@ -57,8 +58,8 @@ def main(argv: list[str]) -> int:
     return run(goal, config, compose(alone(config), arguments.config_dir), arguments.overrides, wanted, arguments.json)
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("trireme search", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> VerbParser:
+    made = VerbParser("trireme search", DESCRIPTION)
     add_overrides(made)
     made.add_argument("--replay", action=NamedOption, metavar="CSV", help="search this table's sweeps, not a cluster (in a checkout)")
     made.add_argument("--only", action=NamedOption, metavar="TEXT", help="replay: only sweeps whose name contains this")

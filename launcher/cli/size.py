@@ -14,6 +14,7 @@ from launcher.cli import recipes
 from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.on_cluster import FOLDER, alone
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
+from launcher.cli.parser import VerbParser
 from launcher.labels import plural
 from launcher.named_files import check_own
 from trainer.shared.families.registry import FAMILIES
@@ -76,8 +77,8 @@ SIZED = tuple(name for name, family in FAMILIES.items() if family.published is n
 """Families of which the shapes of published models are known."""
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("trireme size", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> VerbParser:
+    made = VerbParser("trireme size", DESCRIPTION)
     add_overrides(made, "hardware=NAME and other keys, in Hydra's grammar")
     made.add_argument("--gpus", type=int, help="number of GPUs")
     made.add_argument("--days", type=float, help="days of training")

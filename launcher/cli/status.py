@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.arguments import caught_up
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
+from launcher.cli.parser import VerbParser
 from launcher.labels import one_line
 from trainer.shared.records.outcome import Status
 
@@ -26,14 +26,7 @@ _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", S
 
 def main(argv: list[str]) -> int:
     """Prints the table; 0 however the trials stand."""
-    parser = argparse.ArgumentParser("trireme status", description="How the trials of a sweep, or the stages of a pipeline, stand.")
-    parser.add_argument(
-        "sweep", nargs="?", metavar="SWEEP|STAGE", help="name of a sweep, a pipeline or a stage (default: the newest sweep)"
-    )
-    parser.add_argument("--all", action="store_true", help="list all sweeps, the newest first, instead of one sweep's trials")
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     from launcher.backends.snapshot import CodeSnapshot
     from launcher.trials.store import Store
 
@@ -53,6 +46,15 @@ def main(argv: list[str]) -> int:
             f"{CodeSnapshot().project / 'trainer'}"
         )
     return 0
+
+
+def parser() -> VerbParser:
+    made = VerbParser("trireme status", "Tells how the trials of a sweep, or the stages of a pipeline, stand.")
+    made.add_argument("sweep", nargs="?", metavar="SWEEP|STAGE", help="name of a sweep, a pipeline or a stage (default: the newest sweep)")
+    made.add_argument("--all", action="store_true", help="list all sweeps, the newest first, instead of one sweep's trials")
+    made.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    made.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    return made
 
 
 def _asked_for(store: Store, name: str | None) -> Sweep:

@@ -47,4 +47,18 @@ DEFECTS = [
         'and device.host and "fp8" not in device.peak_tflops:',
         "tests/config/test_wrong_input.py tests/config/test_hardware_files.py",
     ),
+    Defect(
+        "an example that is wrapped is two commands",
+        "launcher/cli/parser.py",
+        'yield line + "\\\\"',
+        "yield line",
+        "tests/config/test_help.py",
+    ),
+    Defect(
+        "help imports Hydra",
+        "launcher/cli/train.py",
+        '    if {"-h", "--help"} & {*argv}:',
+        '    import hydra  # noqa: F401\n\n    if {"-h", "--help"} & {*argv}:',
+        "tests/config/test_help.py",
+    ),
 ]
