@@ -25,7 +25,7 @@ from trainer.shared.run.stages import TEXT
 if TYPE_CHECKING:
     from launcher.config import Config
 
-_OVERRIDE = re.compile(r"\+{0,2}[a-z_]+([./][a-z_]+)*=.*", re.DOTALL)
+_OVERRIDE = re.compile(r"\+{0,2}[a-z_]+([./][\w-]+)*=.*", re.DOTALL)
 FLAGS = ("--json", "-h", "--help")
 """Options without a value."""
 

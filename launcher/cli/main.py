@@ -137,6 +137,10 @@ def forget_output() -> None:
 def run_verb(verb: str, argv: list[str]) -> int:
     """Imports the verb's module and runs it. A backend's silence or refusal is reported in one line."""
     module = import_module(f"launcher.cli.{verb}")
+    if "--set" in argv and "--set" in module.parser()._option_string_actions:
+        from launcher.cli.overrides import with_texts
+
+        argv = with_texts(argv)
     try:
         return int(module.main(argv))
     except RuntimeError as error:

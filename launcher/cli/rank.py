@@ -12,7 +12,7 @@ from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
 from launcher.cli.parser import VerbParser
-from launcher.cli.repeats import warn
+from launcher.cli.repeats import warn, words
 from launcher.named_files import check_own
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
@@ -35,6 +35,9 @@ stands below the table. A terminal that is too narrow for all columns shows the 
 """
 
 
+USE = "each has its own place; measure the layout again (sweep.rerun=true)"
+
+
 def main(argv: list[str]) -> int:
     """Prints the ranking; 0 even if nothing was measured, since the table then says why."""
     arguments = parser().parse_args(argv)
@@ -46,14 +49,17 @@ def main(argv: list[str]) -> int:
         check_own(arguments.csv, "--csv", wrote_csv)
     sweep = open_sweep(arguments)
     ranked = rank(measure(sweep.records))
-    warn(repeated(sweep, ranked), "each has its own place; measure the layout again (sweep.rerun=true)")
+    contradictory = repeated(sweep, ranked)
     if arguments.csv is not None:
         write(arguments.csv, rows := table_rows(sweep, ranked))
         print(f"wrote {len(rows)} rows to {arguments.csv}", file=sys.stderr)
     if arguments.json:
+        warn(contradictory, USE)
         print(json.dumps([m.as_json() for m in ranked], indent=2, allow_nan=False))
     else:
-        show(wide_console(), sweep, ranked)
+        show(console := wide_console(), sweep, ranked)
+        if contradictory:
+            console.print(words(contradictory, USE), style="dim")
     return 0
 
 

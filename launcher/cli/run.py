@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.overrides import NamedOption, add_folder, key_of
+from launcher.cli.overrides import NamedOption, add_folder, add_set, key_of
 from launcher.cli.parser import VerbParser
 from launcher.named_files import check_folder
 from trainer.shared.run.errors import ConfigError
@@ -108,6 +108,7 @@ def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
 def parser() -> VerbParser:
     made = VerbParser("trireme run", DESCRIPTION)
     made.add_argument("words", nargs="+", metavar="KEY=VALUE", help="pipeline=NAME; stages.STAGE.KEY=VALUE; keys of all stages")
+    add_set(made)
     made.add_argument("--until", action=NamedOption, metavar="STAGE", help="only this stage and what it needs")
     made.add_argument("--from", dest="start", action=NamedOption, metavar="STAGE", help="only this stage and what needs it")
     made.add_argument("--only", action=NamedOption, metavar="STAGE", help="only this stage")

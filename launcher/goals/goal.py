@@ -38,8 +38,8 @@ class GoalPlan(Protocol):
         """Returns the rows to choose from and the next command; lists show ``top`` rows. ``seconds`` is the time that predicting took,
         ``words`` are the command's arguments."""
 
-    def explained(self, row: str, picture: Path) -> Answer:
-        """Returns every part of one row, given by its place or name, and draws its timeline if it has one."""
+    def explained(self, row: str, picture: Path | None) -> Answer:
+        """Returns every part of one row, given by its place or name. Draws its timeline into ``picture``, if it has one."""
 
     def measures(self, count: int, overrides: Sequence[str]) -> Answer:
         """Returns the rows whose measurement reduces uncertainty most."""

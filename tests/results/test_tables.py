@@ -200,6 +200,9 @@ def test_repeats_that_contradict_each_other_are_named_in_one_line_and_those_that
     (line,) = told.err.splitlines()
     assert line.startswith(f"warning: repeats of one layout contradict each other: {first.id} 200 ms, ") and f"{last.id} 2.00 s;" in line
     assert len(json.loads(told.out)) == 4
+    rank.main(["--dir", str(tmp_path)])
+    told = capsys.readouterr()
+    assert told.err == "" and "repeats of one layout contradict each other" in told.out.splitlines()[-1]
 
 
 def test_what_is_said_of_a_measured_trial_stands_below_the_ranking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

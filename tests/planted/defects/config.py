@@ -61,4 +61,18 @@ DEFECTS = [
         '    import hydra  # noqa: F401\n\n    if {"-h", "--help"} & {*argv}:',
         "tests/config/test_help.py",
     ),
+    Defect(
+        "an interpolation in a text that is set is resolved",
+        "launcher/config/text_keys.py",
+        'return in_quotes(re.sub(r"(\\\\*)\\$\\{", r"\\1\\1\\\\${", text))',
+        "return in_quotes(text)",
+        "tests/config/test_text_keys.py",
+    ),
+    Defect(
+        "a dot in the name of a label makes it two keys",
+        "launcher/config/compose.py",
+        "    if (named := _entry(key, backend)) is not None:",
+        "    if (named := _entry(key, backend)) is None and key is None:",
+        "tests/config/test_text_keys.py",
+    ),
 ]
