@@ -153,7 +153,7 @@ def _with_text(override: str, groups: Mapping[str, Any], backend: str, sweep: bo
     kind, metadata = type_of_key(key, backend)
     if (named := _entry(key, backend)) is not None:
         values = as_typed(override.partition("=")[2], TEXT, sweep)
-        return f"{named[0]}=" + ",".join(f"{{{named[1]}: {value}}}" for value in (split(values) if sweep else [values]))
+        return f"++{named[0]}=" + ",".join(f"{{{named[1]}: {value}}}" for value in (split(values) if sweep else [values]))
     return _as_typed(override, kind, sweep or bool(metadata.get("choices")))
 
 

@@ -131,10 +131,9 @@ def test_a_name_with_dots_is_one_entry_of_a_mapping_of_texts() -> None:
     cluster: Any = compose(words).cluster
     assert cluster.labels == {"app.kubernetes.io/name": "a,b", "team": "x"} and cluster.annotations == {"a/b": "true"}
     swept = read("cluster.labels.a.b/c=x,'y,z'", "kubernetes", sweep=True)
-    assert [parse_override(line).value() for line in ["cluster.labels=" + v for v in swept.sweep_string_iterator()]] == [
-        {"a.b/c": "x"},
-        {"a.b/c": "y,z"},
-    ]
+    lines = [f"++cluster.labels={value}" for value in swept.sweep_string_iterator()]
+    jobs: list[Any] = [Jobs(_composed).config(["cluster=kubernetes", line]).cluster for line in lines]
+    assert [job.labels for job in jobs] == [{"a.b/c": "x"}, {"a.b/c": "y,z"}]
 
 
 # -- sweeps -----------------------------------------------------------------------------------------------------------------
