@@ -132,6 +132,7 @@ def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     if trials:
         styles = ["bold green" if m.place == 1 else "" if m.place else "dim" for m in trials]
         console.print(fitted_table(columns(trials, names), console.width, styles))
+    console.print(labels.spent([(m.gpu_hours, m.price) for m in trials]), style="dim")
     tied = leaders(ranked)[1:]
     if tied:
         console.print(f"= {len(tied)} more cannot be told from the best by these measurements; more steps (run.steps) may", style="dim")
@@ -173,12 +174,28 @@ def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column
         Column("tokens/s", [labels.amount(m.tokens_per_s) for m in trials], keep=5, right=True),
         Column("memory", [labels.memory(m.peak_memory_bytes) for m in trials], keep=5, right=True),
         Column("MFU", [labels.percent(m.mfu) for m in trials], keep=5, right=True),
+        *cost_columns(trials),
         Column("outcome", [outcome(m) for m in trials], keep=1),
     ]
     known = {"predicted": any(m.predicted_step_time_s for m in trials), "MFU": any(m.mfu for m in trials)}
     known["error"] = known["predicted"]
     known["80 %"] = any(m.predicted_interval_s for m in trials)
     return [column for column in made if known.get(column.name, True)]
+
+
+def cost_columns(trials: Sequence[Measurement]) -> list[Column]:
+    """What 1e9 tokens and each trial cost: in money where GPU-hours have a price."""
+    from launcher import labels
+
+    if any(m.price for m in trials):
+        return [
+            Column("1e9 tokens", [labels.money(m.price_per_billion_tokens) for m in trials], keep=4, right=True),
+            Column("cost", [labels.money(m.price) for m in trials], keep=5, right=True),
+        ]
+    return [
+        Column("GPU-h/1e9 tokens", [labels.amount(m.gpu_hours_per_billion_tokens) for m in trials], keep=6, right=True),
+        Column("GPU-hours", [labels.amount(m.gpu_hours) for m in trials], keep=6, right=True),
+    ]
 
 
 def outcome(m: Measurement) -> str:

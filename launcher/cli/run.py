@@ -54,6 +54,7 @@ def main(argv: list[str]) -> int:
         if arguments.json:
             print(json.dumps({"pipeline": name, "stages": [_plain(item, _state(item, wanted)) for item in planned]}, indent=1))
         return 0
+    confirm_stages(wanted)
     outcomes = _run(name, wanted)
     if arguments.json:
         print(json.dumps({"pipeline": name, "stages": [_plain(o.planned, o.status, o.detail) for o in outcomes]}, indent=1))
@@ -122,6 +123,15 @@ def parser() -> VerbParser:
     made.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     add_folder(made, "folder of config groups of your own, such as DIR/pipeline/NAME.yaml")
     return made
+
+
+def confirm_stages(wanted: Sequence[PlannedStage]) -> None:
+    """Says the predicted cost of the stages that will be made, and asks where it exceeds ``sweep.confirm_gpu_hours``."""
+    from launcher.sweep.bill import added_up, confirm
+
+    making = [item for item in wanted if item.made is None]
+    bill = added_up((item.predicted_s, item.ranks, item.config.cluster.price_per_gpu_hour) for item in making)
+    confirm(bill, wanted[0].config.sweep.confirm_gpu_hours, "predicted")
 
 
 def _words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:

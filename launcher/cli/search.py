@@ -111,6 +111,8 @@ def run(goal: Goal, config: Config, default: Config, overrides: Sequence[str], w
     check_folder(config.sweep.dir, "sweep.dir")
     search = goal.search(config, wanted)
     say(f"search {name}: {search.size()}")
+    if not config.dry_run:
+        ask(search.most_gpu_hours(), config)
     found = searched(
         name, search.problem, overrides, lambda *trial: say(search.line(*trial)),
         lambda found: Store(config.sweep.dir).write_front(name, front) if found.trials and (front := search.front(found)) else None,
@@ -122,6 +124,15 @@ def run(goal: Goal, config: Config, default: Config, overrides: Sequence[str], w
     if found.interrupted:
         raise found.interrupted
     return 0 if search.won(found) and not found.unfinished else 1
+
+
+def ask(most: float | None, config: Config) -> None:
+    """Says the GPU-hours that a search takes at most, and asks where they exceed ``sweep.confirm_gpu_hours``."""
+    from launcher.sweep.bill import Bill, confirm
+
+    price = config.cluster.price_per_gpu_hour
+    bill = Bill(most or 0.0, 0.0, None if most is None or price is None else most * price, int(most is None))
+    confirm(bill, config.sweep.confirm_gpu_hours, "at most")
 
 
 def write(

@@ -63,6 +63,11 @@ class GoalSearch(Protocol):
     def size(self) -> str:
         """Returns the number of candidates, in words."""
 
+    def most_gpu_hours(self) -> float | None:
+        """Returns the GPU-hours that its trials are predicted to take at most; None if nothing limits them."""
+        limit: float | None = self.problem.config.search.max_gpu_hours
+        return limit
+
     def line(self, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
         """Describes one trial as it ends."""
 
