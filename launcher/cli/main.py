@@ -29,6 +29,7 @@ GROUPS = {
         "logs": "print or follow a trial's logs",
         "cancel": "stop a sweep or a trial",
         "rank": "order a sweep's trials by measured step time",
+        "compare": "two sweeps, trial by trial: ratios, and what changed",
         "report": "write a sweep's HTML report",
         "ui": "open the MLflow page on this machine",
     },

@@ -184,7 +184,7 @@ def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column
 
 
 def cost_columns(trials: Sequence[Measurement]) -> list[Column]:
-    """What 1e9 tokens and each trial cost: in money where GPU-hours have a price."""
+    """Costs of 1e9 tokens and of each trial: in money where GPU-hours have a price."""
     from launcher import labels
 
     if any(m.price for m in trials):

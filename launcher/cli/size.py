@@ -45,20 +45,17 @@ HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.prec
 PRICE = "cluster.price_per_gpu_hour"
 
 DESCRIPTION = """\
-How large a model can be trained in the given days on the given tokens, with the shape, learning rate, batch and schedule that published
-runs of that size used, and what the same GPU time could buy instead. With a model (model=NAME, or --parameters) and --days, but without
---gpus: how many GPUs end in time; the fewest, the cheapest and the fastest number, with layout, days, GPU-hours and money
-(cluster.price_per_gpu_hour); then --gpus is the most that there are.
+Without a model: the largest one that trains on the tokens within the days, with the hyper-parameters of published runs of that size, and
+what the same GPU time could buy instead. With a model (model=NAME, or --parameters) and --days: the GPUs that end in time, the fewest, the
+cheapest and the fastest number, with layout, GPU-hours and money (cluster.price_per_gpu_hour); --gpus is then the most that there are.
 
-The speed is the cost model's, of the best layout on the hardware that is named (hardware=a100_80), or what --tflops says that a GPU
-achieves: executed FLOPs, recomputed ones included, so give --recompute with it (full is the 8 N of older tables, none is 6 N).
+The speed is the cost model's, of the best layout on the named hardware, or what --tflops says that a GPU executes, with --recompute.
 
 examples:
   trireme size --gpus 1024 --days 24 --tokens 300e9 hardware=a100_80
-  trireme size --gpus 64 --days 10 --compute-optimal --family llama hardware=h100 --out runs/recipe/mine.yaml
+  trireme size --gpus 64 --days 10 --compute-optimal --family llama hardware=h100
   trireme size --gpus 1024 --days 34 --tokens 300e9 --tflops 140 --recompute full
-  trireme size --parameters 20e9 --tokens 300e9 --days 30 hardware=h100 cluster.price_per_gpu_hour=2.5
-  trireme size model=llama31_8b --tokens 1e12 --gpus 512 hardware=h100
+  trireme size --parameters 20e9 --tokens 300e9 --days 30 hardware=h100
 """
 
 

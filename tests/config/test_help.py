@@ -17,7 +17,7 @@ from launcher.cli import main
 from launcher.cli.main import GROUPS, VERBS
 from launcher.cli.parser import broken, filled
 
-LONGEST = 48
+LONGEST = 50
 """Lines of a verb's help in 80 columns."""
 HEAVY = ("torch", "hydra", "numpy", "mlflow", "scipy")
 

@@ -194,10 +194,22 @@ def test_options_and_overrides_come_in_any_order(trireme: Any) -> None:
         (["size", "--gpus", "8", "--days", "1", "--tokens", "1e9", "--compute-optimal"], "contradict"),
         (["size", "--gpus", "8", "--days", "1", "--parameters", "1e9", "--tokens", "1e9"], "which GPUs?"),
         (["size", "--parameters", "1e9", "model=llama31_8b", "--tokens", "1e9"], "--parameters=1e+09 and model=llama31_8b contradict"),
-        (["size", "model=deepseek_v3", "--tokens", "1e9", "--days", "1", "hardware=h100"], "model=deepseek_v3: hyper-parameters of published"),
-        (["size", "model=llama31_8b", "--seq", "10", "--tokens", "1e9", "--days", "1", "hardware=h100"], "with model=llama31_8b say model.seq=10"),
-        (["size", "--parameters", "2e10", "--tokens", "3e11", "--days", "1", "--gpus", "8", "hardware=h100"], "no number of GPUs up to 8 ends"),
-        (["size", "--parameters", "1e9", "--tokens", "1e9", "--days", "1", "hardware=h100", "cluster.nodes=3"], "is an answer of this command"),
+        (
+            ["size", "model=deepseek_v3", "--tokens", "1e9", "--days", "1", "hardware=h100"],
+            "model=deepseek_v3: hyper-parameters of published",
+        ),
+        (
+            ["size", "model=llama31_8b", "--seq", "10", "--tokens", "1e9", "--days", "1", "hardware=h100"],
+            "with model=llama31_8b say model.seq=10",
+        ),
+        (
+            ["size", "--parameters", "2e10", "--tokens", "3e11", "--days", "1", "--gpus", "8", "hardware=h100"],
+            "no number of GPUs up to 8 ends",
+        ),
+        (
+            ["size", "--parameters", "1e9", "--tokens", "1e9", "--days", "1", "hardware=h100", "cluster.nodes=3"],
+            "is an answer of this command",
+        ),
         (["size", "--gpus", "-8", "--days", "1", "--tokens", "1e9"], "--gpus=-8"),
         (["size", "--gpus", "12", "--days", "1", "--tokens", "1e9", "hardware=h100"], "does not fill nodes"),
         (["size", "--gpus", "8", "--days", "1", "--tokens", "1e9", "--tflops", "100", "hardware=h100"], "--tflops replaces"),
