@@ -225,7 +225,7 @@ def leaders(ranked: Sequence[Measurement]) -> list[Measurement]:
     return [m for m in ranked if m.place == 1 or m.tied_with_best]
 
 
-def costs(record: Record, gpu_hours: float | None, tokens_per_s: float | None) -> dict[str, float | None]:
+def costs(record: Record, gpu_hours: float | None, tokens_per_s: float | None) -> dict[str, Any]:
     """Returns the figures of ``COSTS``; None for those that are not known."""
     per_hour = positive(record.cluster.get("price_per_gpu_hour"))
     billion = None if tokens_per_s is None else record.world_size * 1e9 / tokens_per_s / 3600
