@@ -127,7 +127,9 @@ def check(arguments: argparse.Namespace) -> None:
     if not asked_model(arguments) and (arguments.gpus is None or arguments.days is None):
         raise ConfigError("--gpus and --days say how large a model may be; give both, or the model itself (--parameters, or model=NAME)")
     backwards = asked_model(arguments) and arguments.days is not None
-    if strange := [word for word in arguments.overrides if not f"{key_of(word)}.".startswith((*HONOURED, "model."))]:
+    if strange := [
+        word for word in arguments.overrides if not f"{key_of(word)}.".startswith(HONOURED) and word not in model_words(arguments)
+    ]:
         known = listed(key.strip(".") for key in HONOURED)
         raise ConfigError(f"{strange[0]} is not for 'trireme size', which chooses model, hyper-parameters and layout; keys are {known}")
     if arguments.recompute is not None and arguments.tflops is None:

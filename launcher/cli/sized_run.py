@@ -28,8 +28,9 @@ SIZED = tuple(name for name, family in FAMILIES.items() if family.published is n
 
 
 def model_words(arguments: argparse.Namespace) -> list[str]:
-    """Returns the overrides that describe the model."""
-    return [word for word in arguments.overrides if f"{key_of(word)}.".startswith("model.")]
+    """Returns the overrides that describe the model; none where they name no model, but only change the default one."""
+    words = [word for word in arguments.overrides if f"{key_of(word)}.".startswith("model.")]
+    return words if {"model", "model.from"} & {*map(key_of, words)} else []
 
 
 def asked_model(arguments: argparse.Namespace) -> bool:

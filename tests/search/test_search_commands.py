@@ -25,7 +25,7 @@ SMALL = ["hardware=a100_80", "cluster.gpus_per_node=8", "model.layers=16", "mode
          "model.seq=1024", "run.global_batch=64", "run.precision=bf16"]  # fmt: skip
 
 BUDGET = ["--gpus", "8", "--days", "1", "--tokens", "1e9"]
-UNSIZED = ["model.layers=5", "model=gpt_mini", "run.global_batch=7", "layout.tensor=1", "optimizer.lr=1", "recipe=gpt3_20b", "sweep.dir=x"]
+UNSIZED = ["model.layers=5", "run.global_batch=7", "layout.tensor=1", "optimizer.lr=1", "recipe=gpt3_20b", "sweep.dir=x"]
 
 
 @pytest.fixture
