@@ -70,7 +70,7 @@ LAUNCHER = {
     "backends": ("config", "trials", "ports", "own_python"),
     "results": ("cost", "trials", "labels"),
     "tracking": ("config", "trials", "results", "labels", "console", "ports", "own_python"),
-    "sweep": ("config", "cost", "trials", "search", "backends", "results", "tracking", "console", "interrupt", "named_files"),
+    "sweep": ("config", "cost", "trials", "search", "backends", "results", "tracking", "console", "interrupt", "named_files", "labels"),
     "goals": ("config", "cost", "planning", "tables", "trials", "search", "results", "sweep", "labels", "named_files"),
     "stages": ("config", "cost", "trials", "backends", "sweep"),
     "cli": (

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.arguments import open_sweep, sweep_parser
+from launcher.cli.parser import VerbParser
 from launcher.interrupt import asked, leave
 from trainer.shared.run.errors import ConfigError
 
@@ -19,9 +20,7 @@ PORT = 5000
 
 def main(argv: list[str]) -> int:
     """Serves until interrupted. 0 then; 1 when MLflow's server fails."""
-    parser = sweep_parser("ui", "Serve the MLflow page of all sweeps on this machine until Ctrl-C, and print where it shows SWEEP.")
-    parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     from launcher.config.packages import need
     from launcher.tracking.mirror import tracking_of
     from launcher.tracking.names import view_name
@@ -38,6 +37,12 @@ def main(argv: list[str]) -> int:
         print(f"sweep {sweep.name} is tracked at\n  {runs_page(server, experiment, view)}")
         return 0
     return serve(store.root, arguments.port, experiment, view)
+
+
+def parser() -> VerbParser:
+    made = sweep_parser("ui", "Serves the MLflow page of all sweeps on this machine until Ctrl-C, and prints where it shows SWEEP.")
+    made.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
+    return made
 
 
 def bring_up_to_date(store: Store, wanted: Sweep) -> str:

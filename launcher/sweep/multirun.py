@@ -19,6 +19,7 @@ from launcher.console import say
 from launcher.cost import Prediction, predict
 from launcher.cost.thresholds import CANNOT_FIT
 from launcher.named_files import check_folder
+from launcher.sweep.bill import confirm, of_points
 from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
 from launcher.tracking import process
@@ -73,6 +74,7 @@ class Multirun:
         if len(points) == 1 and points[0].config is not None:
             _say_grid(points[0].config)
         _say_predictions(points)
+        confirm(of_points(points, settings), settings.confirm_gpu_hours, "predicted")
         if (settings.dir, name) not in self._mirrors:
             if _starts_something(points, settings):
                 check_tracking_of(jobs[0][1])

@@ -258,7 +258,7 @@ def query_factor(c: ResolvedModelConfig) -> float:
 
 
 def output_std(c: ResolvedModelConfig, name: str, inputs: int) -> float:
-    """Returns the initial standard deviation of the matrices ``name`` that write to a residual stream: by their ``inputs``, like all others,
+    """Returns the initial standard deviation of the matrices ``name`` that write to a residual stream: by ``inputs``, like all others,
     or 0."""
     return 0.0 if name in c.zero_init else c.init_std * math.sqrt(c.hidden / inputs)
 
