@@ -22,8 +22,10 @@ from pathlib import Path
 
 import psutil
 
+from launcher.config.packages import missing
 from launcher.tracking import unmirrored
-from launcher.tracking.mirror import MlflowSweep, attempt
+from launcher.tracking.loggers import SweepLogger, open_logger
+from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 from launcher.trials.lock import Locks
 from launcher.trials.store import Store
 from trainer.shared.records.outcome import Status
@@ -48,6 +50,8 @@ class Copier:
         self._locks = Locks(root / "copier.lock")
         self._mirrors: dict[str, MlflowSweep] = {}
         self._pauses: dict[str, float] = {}  # of sweeps that could not be copied
+        self._loggers: dict[tuple[str, str], SweepLogger] = {}  # by sweep and name
+        self._mlflow = missing("mlflow") is None
         self._due: dict[str, float] = {}  # when they are tried again, monotonic
 
     def follow(self, life: int) -> bool:
@@ -88,7 +92,9 @@ class Copier:
         mirror = self._mirrors.setdefault(name, MlflowSweep(self._root, name))
         # A command that was refused may have left a plan, or nothing: there is nothing to see of it.
         records = self._store.sweep(name).records if name in self._store.names() else []
-        trouble = attempt(mirror) if any(record.status not in (Status.PLANNED, Status.PRUNED) for record in records) else ""
+        begun = any(record.status not in (Status.PLANNED, Status.PRUNED) for record in records)
+        copies = [*([mirror.update] if self._mlflow else []), lambda: self._log(name)] if begun else []
+        trouble = "; ".join(filter(None, [attempt(update) for update in copies]))
         if not gc.get_freeze_count():
             gc.freeze()  # MLflow's modules are not garbage, and are not looked through again
         if not trouble:
@@ -101,6 +107,14 @@ class Copier:
             unmirrored.complain(self._root, name, trouble)
         self._pauses[name] = min(2 * self._pauses.get(name, LOOK_S / 2), LONGEST_PAUSE_S)
         self._due[name] = time.monotonic() + self._pauses[name]
+
+    def _log(self, name: str) -> None:
+        """Brings the further loggers of a sweep up to date."""
+        sweep = self._store.sweep(name)
+        for logger in tracking_of(sweep).loggers:
+            if (name, logger) not in self._loggers:
+                self._loggers[name, logger] = open_logger(logger, self._root, name)
+            self._loggers[name, logger].update(sweep)
 
 
 @contextmanager
