@@ -16,8 +16,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,7 @@ from launcher.tracking import unmirrored
 from launcher.tracking.loggers import SweepLogger, open_logger
 from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 from launcher.trials.lock import Locks
-from launcher.trials.store import Store
+from launcher.trials.store import Store, Sweep
 from trainer.shared.records.outcome import Status
 
 log = logging.getLogger("copier")
@@ -91,9 +92,11 @@ class Copier:
         unmirrored.take(self._root, name)
         mirror = self._mirrors.setdefault(name, MlflowSweep(self._root, name))
         # A command that was refused may have left a plan, or nothing: there is nothing to see of it.
-        records = self._store.sweep(name).records if name in self._store.names() else []
-        begun = any(record.status not in (Status.PLANNED, Status.PRUNED) for record in records)
-        copies = [*([mirror.update] if self._mlflow else []), lambda: self._log(name)] if begun else []
+        sweep = self._store.sweep(name) if name in self._store.names() else None
+        copies: list[Callable[[], None]] = []
+        if sweep is not None and any(record.status not in (Status.PLANNED, Status.PRUNED) for record in sweep.records):
+            copies += [mirror.update] if self._mlflow else []
+            copies += [partial(self._log, sweep, logger) for logger in tracking_of(sweep).loggers]
         trouble = "; ".join(filter(None, [attempt(update) for update in copies]))
         if not gc.get_freeze_count():
             gc.freeze()  # MLflow's modules are not garbage, and are not looked through again
@@ -108,13 +111,11 @@ class Copier:
         self._pauses[name] = min(2 * self._pauses.get(name, LOOK_S / 2), LONGEST_PAUSE_S)
         self._due[name] = time.monotonic() + self._pauses[name]
 
-    def _log(self, name: str) -> None:
-        """Brings the further loggers of a sweep up to date."""
-        sweep = self._store.sweep(name)
-        for logger in tracking_of(sweep).loggers:
-            if (name, logger) not in self._loggers:
-                self._loggers[name, logger] = open_logger(logger, self._root, name)
-            self._loggers[name, logger].update(sweep)
+    def _log(self, sweep: Sweep, logger: str) -> None:
+        """Brings a further logger of a sweep up to date."""
+        if (sweep.name, logger) not in self._loggers:
+            self._loggers[sweep.name, logger] = open_logger(logger, self._root, sweep.name)
+        self._loggers[sweep.name, logger].update(sweep)
 
 
 @contextmanager

@@ -161,11 +161,12 @@ class CompletionForm(ApiForm):
     most_likeliest = 5
 
     def prompts(self, body: Mapping[str, Any], model: ServedModel, room: int) -> list[list[int]]:
-        given = body.get("prompt")
+        given: Any = body.get("prompt")
         several = isinstance(given, list) and any(isinstance(one, (str, list)) for one in given)
-        if several and len(given) > room:
-            raise ConfigError(f"prompt has {len(given)} texts, and {room} may wait or run at once; give fewer")
-        return [self._tokens(one, model) for one in (given if several else [given])]
+        prompts: list[Any] = given if several else [given]
+        if len(prompts) > room:
+            raise ConfigError(f"prompt has {len(prompts)} texts, and {room} may wait or run at once; give fewer")
+        return [self._tokens(one, model) for one in prompts]
 
     def _tokens(self, prompt: Any, model: ServedModel) -> list[int]:
         vocab = model.words.vocab

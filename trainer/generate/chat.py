@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -25,7 +25,7 @@ from trainer.shared.run.errors import ConfigError
 class AnswerBlock(Extension):
     """``{% generation %}``, which marks answers for trainers: its content, unchanged."""
 
-    tags: ClassVar = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (the base declares an instance's)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
