@@ -79,4 +79,11 @@ DEFECTS = [
         "return [model.words.begin + model.words.plain(text)]",
         "tests/generate/test_openai.py tests/convert/test_text_borders.py",
     ),
+    Defect(
+        "scored prompts are mixed among the others",
+        "trainer/generate/generate.py",
+        "return sorted(joining, key=lambda row: row.request.scored)",
+        "return joining",
+        TEXTS,
+    ),
 ]
