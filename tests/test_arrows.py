@@ -77,6 +77,7 @@ LAUNCHER = {
         *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep", "goals", "stages"),
         *("labels", "interrupt", "named_files", "own_python"),
     ),
+    "frames": ("trials", "results", "sweep", "cli"),
     "__main__": ("cli", "own_python"),
 }  # fmt: skip
 """Rooms of the launcher, likewise."""

@@ -99,7 +99,8 @@ def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
         from launcher.sweep.multirun import check_tracking_of  # and with it the cost model
 
         check_tracking_of(wanted[0].config)
-    mirror = process.MlflowMirror(wanted[0].config.sweep.dir, name, wanted[0].config.sweep.mlflow_wait_s)
+    settings = wanted[0].config.sweep
+    mirror = process.MlflowMirror(settings.dir, name, settings.mlflow_wait_s, wanted[0].config.tracking.loggers)
     outcomes = run_stages(name, wanted, [mirror])
     if any(outcome.status != "reused" for outcome in outcomes):
         mirror.finish(0 if any(outcome.status == "submitted" for outcome in outcomes) else None)

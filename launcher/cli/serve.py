@@ -1,5 +1,5 @@
-"""``trireme serve MODEL [KEY=VALUE ...]``: completions over HTTP. The trainer serves: in this process, or with keys (``layout.tensor=2``)
-in a job under that layout. The first signal lets running requests finish, a second ends it at once."""
+"""``trireme serve MODEL [KEY=VALUE ...]``: completions and chat over HTTP. The trainer serves: in this process, or with keys
+(``layout.tensor=2``) in a job under that layout. The first signal lets running requests finish, a second ends it at once."""
 
 from __future__ import annotations
 

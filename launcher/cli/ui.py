@@ -51,11 +51,11 @@ def bring_up_to_date(store: Store, wanted: Sweep) -> str:
 
     for name in store.names():
         if name != wanted.name and tracking_of(store.sweep(name)).uri is None:
-            trouble = attempt(MlflowSweep(store.root, name))
+            trouble = attempt(MlflowSweep(store.root, name).update)
             if trouble:
                 print(f"sweep {name} is not up to date: {trouble}", file=sys.stderr)
     mirror = MlflowSweep(store.root, wanted.name)
-    trouble = attempt(mirror)
+    trouble = attempt(mirror.update)
     if trouble:
         place = tracking_of(wanted).uri or store.root / "mlflow.db"
         raise ConfigError(f"sweep {wanted.name} cannot be copied to MLflow at {place}: {trouble}")

@@ -78,7 +78,9 @@ class Multirun:
         if (settings.dir, name) not in self._mirrors:
             if _starts_something(points, settings):
                 check_tracking_of(jobs[0][1])
-            self._mirrors[settings.dir, name] = process.MlflowMirror(settings.dir, name, settings.mlflow_wait_s)
+            self._mirrors[settings.dir, name] = process.MlflowMirror(
+                settings.dir, name, settings.mlflow_wait_s, jobs[0][1].tracking.loggers
+            )
         with Backends() as backends:
             records = run_sweep(name, points, settings, backends, [self._mirrors[settings.dir, name]])
         self.records += records

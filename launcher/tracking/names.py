@@ -17,20 +17,17 @@ from typing import TypeVar
 from launcher import labels
 from launcher.results import front
 from launcher.results.ranking import Measurement, costs, leaders
+from launcher.results.rows import configuration
 from launcher.trials.labels import trial_labels
 from launcher.trials.spent import gpu_hours
 from launcher.trials.store import Record, Sweep
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.stage_run import StageRun, stage_in, trains
 from trainer.shared.records.trial_files import number, positive, summary_metrics
-from trainer.shared.run.read import SECTION, flatten
 
 V = TypeVar("V")
 LONGEST_NAME = 240
 """Letters of the name of a parameter or metric; MLflow takes 250."""
-HIDDEN = ("tracking.", "cluster.env.", "cluster.hardware.calibration.")
-"""Configuration that is not a parameter of a trial: the mirror's address, private values, page-long ones."""
-
 RUN_STATUS = {
     Status.PLANNED: "SCHEDULED", Status.SUBMITTED: "SCHEDULED", Status.RUNNING: "RUNNING", Status.DONE: "FINISHED",
     Status.FAILED: "FAILED", Status.PRUNED: "KILLED", Status.STOPPED: "KILLED",
@@ -39,10 +36,7 @@ RUN_STATUS = {
 
 def params(record: Record) -> dict[str, str]:
     """The resolved configuration, flattened: ``layout.tensor`` -> ``2``. Values as YAML would write them."""
-    config = record.config if trains(record.config) or record.config["run"]["task"] != "train" else {SECTION: record.config[SECTION]}
-    flat = flatten({**config, **({"cluster": record.cluster} if record.cluster else {})})
-    shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
-    return accepted(shown)
+    return accepted({name: value if isinstance(value, str) else json.dumps(value) for name, value in configuration(record).items()})
 
 
 def accepted(values: Mapping[str, V]) -> dict[str, V]:

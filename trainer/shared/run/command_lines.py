@@ -39,7 +39,7 @@ class GenerateCommand(GenerateSettings, ReadWeights):
 
 @dataclass
 class ServeCommand(ReadWeights):
-    """Completions over HTTP in the form of OpenAI's /v1/completions."""
+    """Completions and chat over HTTP in the form of OpenAI's interface."""
 
     host: str = key("127.0.0.1", "address to serve on; any but this machine's own needs a token")
     port: int = key(8000, "0 = any that is free")

@@ -361,6 +361,7 @@ class TrackingConfig:
 
     uri: Optional[str] = key(None, "MLflow server that rank 0 writes to; null = the launcher mirrors into its own SQLite")
     experiment: str = key("trireme", "MLflow experiment")
+    loggers: list[str] = key(list, "further copies beside MLflow's, in exports/ next to the trials", choices=("csv", "parquet", "tensorboard", "wandb"), empty=True)
     owner: Optional[str] = key(
         None, "mark by which a launcher knows the runs that its own trials began on a shared server (set by the launcher)"
     )
