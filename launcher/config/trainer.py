@@ -43,6 +43,7 @@ class KernelProfile:
     host_forward: float = key(1.0, "host time of a block's forward / that of plain PyTorch modules which launch as many kernels", minimum=0)
     host_backward: float = key(1.0, "the same of its backward", minimum=0)
     host_shards: float = key(5, "host time of gathering, or of reducing, a block's shards, in kernel launches of plain PyTorch", minimum=0)
+    host_tensor: float = key(5, "host time of a collective of tensor ranks with what layers do around it, in kernel launches of plain PyTorch", minimum=0)
     launches_per_mixture: float = key(150, "further launches of a mixture of experts: routing, sorting, dispatch, products", minimum=0)
     launch_blocking: bool = key(False, "the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)")
 
