@@ -65,7 +65,7 @@ def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
 
 
 def _equal(case: Case) -> tuple[Array, Array, Array]:
-    """First, middle, last, as the trainer deals out what is to be equal."""
+    """First, middle, last, as the trainer cuts equal stages."""
     p, shape, profile = case.pipeline, case.shape, case.trainer.pipeline
     if profile.cuts_by_cost:
         return _passed(p, shape.layers, shape.vocab * shape.hidden / (shape.block_parameters - shape.small_parameters))
