@@ -44,8 +44,15 @@ from launcher.tables.predictions import grouped
 
 NAMES = tuple(name for name, entry in constant_entries().items() if entry["kind"] == "fitted")
 DEFAULTS = {name: float(constant_entries()[name]["default"]) for name in NAMES}
-BEST = {"Ampere 16 bit": 0.869, "Hopper 16 bit": 0.803, "Hopper fp8": 0.709, "Blackwell 16 bit": 0.776, "Blackwell fp8": 0.763}
-"""Fraction of the peak that the best matrix product reaches when it is measured alone (stas00/ml-engineering: A100, H100, B200)."""
+BEST = {
+    "Ampere 16 bit": (0.869,),
+    "Hopper 16 bit": (0.803,),
+    "Hopper fp8": (0.709,),
+    "Blackwell 16 bit": (0.776, 0.631, 0.484),
+    "Blackwell fp8": (0.763,),
+}
+"""Fraction of the peak that large matrix products reach when they are measured alone, by owner: the best one (stas00/ml-engineering: A100,
+H100, B200), and on B200 products of 8,192 at 1,000 W and at 750 W (below ``CHIPS``), as nobody says at which limit a B200 runs."""
 TRAINING = 0.9
 """What of that is left in training, where a device is warmer: neutral, a tenth."""
 SPREADS = {"measured": 0.1, "document": 0.3, "neutral": 0.5}
@@ -93,6 +100,11 @@ def chip(device: Device) -> tuple[str, float]:
 def width(precision: str) -> str:
     """Formats of one width share a rate."""
     return {"bf16": "16 bit", "fp16": "16 bit"}.get(precision, precision)
+
+
+def rate_spread(name: str) -> float:
+    """How far the rate of a family of chips may be off before any run of it, as the standard deviation of its logarithm."""
+    return max(SPREADS["measured"], float(np.std(np.log(BEST[name]))))
 
 
 def with_parameters(device: Device, constants: Constants, values: Parameters) -> tuple[Device, Constants]:
@@ -144,13 +156,13 @@ class FitProblem:
     def defaults(self) -> Parameters:
         """All parameters at what is documented of them."""
         rates = {f"{family} {width(case.precision)}" for case, _ in self.cases if (family := chip(case.device)[0])}
-        return DEFAULTS | {name: TRAINING * best for name, best in BEST.items() if name in rates}
+        return DEFAULTS | {name: TRAINING * float(np.exp(np.mean(np.log(found)))) for name, found in BEST.items() if name in rates}
 
     @cached_property
     def spreads(self) -> np.ndarray:
-        """How far each default may be off."""
+        """How far each default may be off: a rate no less than its owners differ."""
         entries = constant_entries()
-        return np.array([SPREADS[entries[name]["evidence"] if name in entries else "measured"] for name in self.defaults])
+        return np.array([SPREADS[entries[name]["evidence"]] if name in entries else rate_spread(name) for name in self.defaults])
 
     def rows_of(self, source: str) -> np.ndarray:
         """Which rows (rows,) are of ``source``."""

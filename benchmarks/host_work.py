@@ -1,14 +1,15 @@
 """What a host spends on a block of other trainers, beside one of plain PyTorch modules on the same processor.
 
-    python -m benchmarks.host_work [--megatron-deepspeed FOLDER] [--transformer-engine FOLDER]
+    python -m benchmarks.host_work [--megatron-deepspeed FOLDER] [--nanotron FOLDER] [--transformer-engine FOLDER]
 
 Blocks that have next to nothing to compute: what is left of their time is the host's (Python, dispatch, autograd). Each is put over that of
 plain modules measured before and after it, so that the processor's speed cancels; on a GPU a launch comes to every kernel of both. Printed
 are the factors that conf/trainer has (``kernels.host_forward``, ``host_backward``), and for shards what gathering or reducing those of a
 block takes, in launches of the plain one (``kernels.host_shards``; collectives go nowhere, in a group of PyTorch's kind ``fake``), and for
 a mixture of experts what it takes beyond a dense block, in launches of the dense one (``kernels.launches_per_mixture``). A trainer whose
-package is missing is left out, and named: transformers, megatron-core, a checkout of Megatron-DeepSpeed (BigScience), or an unpacked wheel
-of transformer_engine, whose compiled functions are stood in for (``benchmarks.transformer_engine``).
+package is missing is left out, and named: transformers, megatron-core, a checkout of Megatron-DeepSpeed (BigScience) or of nanotron, or an
+unpacked wheel of transformer_engine, whose compiled functions are stood in for (``benchmarks.transformer_engine``). Where there are tensor
+ranks, they are eight, whose collectives go nowhere either.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import importlib
 import logging
+import os
 import statistics
 import sys
 import time
@@ -278,6 +280,63 @@ def megatron_deepspeed(folder: Path) -> Compute:
     return of(_InTurn(layers), False, torch.triu(torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool), 1))
 
 
+def nanotron(folder: Path, ranks: int) -> Compute:
+    """Layers of ``models/llama.py`` on one of so many tensor ranks, which share sequences out, without the programs around them. An
+    operation of PyTorch stands in for each compiled one: rotation, attention, norms."""
+    _forget("nanotron")
+    source = folder / "src" / "nanotron"
+    _stand_in("nanotron", str(source))
+    for name in ("generation", "models", "nn", "parallel", "parallel.tensor_parallel"):
+        _stand_in(f"nanotron.{name}", str(source.joinpath(*name.split("."))), NanotronModel=nn.Module)
+    for name in ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.layers", "config", "config.models_config", "nn.activations"):
+        _stand_in(name if name.startswith("flash") else f"nanotron.{name}", "", ACT2FN={"silu": F.silu})
+    for name in ("parallel.pipeline_parallel", "parallel.pipeline_parallel.block", "parallel.pipeline_parallel.p2p"):
+        _stand_in(f"nanotron.{name}", "", TensorPointer=_Unused)
+    for name in ("random", "scaling", "scaling.parametrization"):
+        _stand_in(f"nanotron.{name}", "")
+    _stand_in("flash_attn.layers.rotary", "", RotaryEmbedding=_Rotated)
+    _stand_in("flash_attn.flash_attn_interface", "", flash_attn_varlen_func=lambda q, k, v, **_: q + k.view_as(q) * v.view_as(q))
+    _stand_in("nanotron.logging", "", get_logger=logging.getLogger)
+    _stand_in("nanotron.nn.layer_norm", "", TritonRMSNorm=nn.RMSNorm)
+    importlib.import_module("nanotron.distributed")  # before others look for it in the package
+    mode = importlib.import_module("nanotron.parallel.tensor_parallel.enum").TensorParallelLinearMode.REDUCE_SCATTER
+    llama = importlib.import_module("nanotron.models.llama")
+    vars(llama)["LlamaRotaryEmbedding"] = _Rotated  # for generation only, and on a GPU
+    heads = max(ranks, HEADS)
+    shape = types.SimpleNamespace(hidden_size=HIDDEN, num_attention_heads=heads, num_key_value_heads=heads, intermediate_size=4 * HIDDEN)
+    vars(shape).update(hidden_act="silu", rms_norm_eps=1e-5, rope_interleaved=False, rope_theta=1e4, is_using_mup=False)
+    vars(shape).update(max_position_embeddings=SEQ, num_hidden_layers=LAYERS)
+    spread = types.SimpleNamespace(tp_mode=mode, tp_linear_async_communication=True, tp_recompute_allgather=True, recompute_layer=False)
+    group = dist.new_group(list(range(ranks)), backend="fake")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # it insists
+    with _on.device:
+        layers = nn.ModuleList([llama.LlamaDecoderLayer(shape, spread, group, i) for i in range(LAYERS)])
+    return of(_Paired(layers), False, torch.ones(1, SEQ * ranks, dtype=torch.bool))
+
+
+class _Rotated(nn.Module):
+    """A rotation of queries and keys as one operation each."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, queries: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
+        return queries * 1.0, kv * 1.0
+
+
+class _Paired(nn.Module):
+    """Layers that hand their mask on."""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for layer in self.layers:
+            x, mask = layer._core_forward(x, mask)  # type: ignore[operator]
+        return x
+
+
 def _forget(package: str) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
@@ -372,6 +431,7 @@ def _both(make: Callable[[], Compute]) -> Times:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megatron-deepspeed", metavar="FOLDER", type=Path, help="a checkout")
+    parser.add_argument("--nanotron", metavar="FOLDER", type=Path, help="a checkout")
     parser.add_argument("--transformer-engine", metavar="FOLDER", type=Path, help="a wheel of transformer_engine, unpacked")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="with a GPU what launching kernels takes is measured too")
     parser.add_argument("--turns", type=int, default=_on.turns, help="that a time is the median of")
@@ -398,6 +458,9 @@ def main() -> int:
     shown("Megatron Core", megatron_core)
     if given.megatron_deepspeed:
         shown("Megatron-DeepSpeed", lambda: megatron_deepspeed(given.megatron_deepspeed))
+    if given.nanotron:
+        for ranks in (1, dist.get_world_size()):
+            shown(f"nanotron, {ranks} tensor rank{'s' * (ranks > 1)}", partial(nanotron, given.nanotron, ranks))
     if given.transformer_engine:
         engine_shown(given.transformer_engine)
     return 0

@@ -61,7 +61,8 @@ SOURCES = (
     Source(r"BloombergGPT", "unknown_before_flash", vocab=131072, recompute="full"),  # arXiv 2303.17564, section 3: fused softmax kernels
     Source(r"Megatron-DeepSpeed", "megatron_deepspeed_2024", since=2024),
     Source(r"Megatron-DeepSpeed|GPT-NeoX|Pythia|GLM-130B", "megatron_deepspeed"),
-    Source(r"DeepSpeed", "deepspeed", since=2022),
+    Source(r"DeepSpeed", "deepspeed", since=2024),
+    Source(r"DeepSpeed", "deepspeed_2022", since=2022),
     Source(r"DeepSpeed", "deepspeed_2021"),
     Source(r"AMSP", "amsp"),
     Source(r"InternEvo|InternLM", "internevo"),
@@ -136,7 +137,8 @@ def _sharded(row: RawRow) -> str:
     table = row.text("table_or_file")
     if table.startswith("experiments/gpt2"):
         return "huggingface_deepspeed" if "HF" in table else "megatron_zero"
-    return "deepspeed" if (row.whole("year") or 0) > 2021 else "deepspeed_2021"
+    year = row.whole("year") or 0
+    return next(name for since, name in ((2024, "deepspeed"), (2022, "deepspeed_2022"), (0, "deepspeed_2021")) if year >= since)
 
 
 METHODS = {

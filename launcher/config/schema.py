@@ -38,6 +38,7 @@ class HardwareConfig:
     memory_gb: Optional[float] = key(None, "memory of one device in 1e9 bytes; null = the machine's, shared by its ranks", above=0)
     peak_tflops: dict[str, float] = key(dict, "dense matrix peak in TFLOP/s by precision: {bf16: 312, fp16: 312, fp32: 19.5}", above=0, choices=RATED)
     sustained_tflops: dict[str, float] = key(dict, "rate that large matrix products sustain in training, in TFLOP/s by precision; missing = 70 % of the peak", above=0, choices=RATED)
+    rates_assumed: bool = key(False, "nobody fitted sustained_tflops to runs of such a chip; 'trireme plan --explain' says so until it is measured")
     legacy_kernel_factor: float = key(1.0, "fraction of the matrix peak open to kernels written for the generation before", above=0)
     exp_throughput: float = key(1.0, "exponentials per unit and second, in those of A100, H100 and B200 (they all do 16 a clock)", above=0)
     units: Optional[int] = key(None, "SMs, CUs or cores (used for wave quantisation); null = one", minimum=1)

@@ -43,6 +43,7 @@ class KernelProfile:
     host_forward: float = key(1.0, "host time of a block's forward / that of plain PyTorch modules which launch as many kernels", minimum=0)
     host_backward: float = key(1.0, "the same of its backward", minimum=0)
     host_shards: float = key(5, "host time of gathering, or of reducing, a block's shards, in kernel launches of plain PyTorch", minimum=0)
+    host_tensor: float = key(5, "host time of a collective of tensor ranks with what layers do around it, in kernel launches of plain PyTorch", minimum=0)
     launches_per_mixture: float = key(150, "further launches of a mixture of experts: routing, sorting, dispatch, products", minimum=0)
     launch_blocking: bool = key(False, "the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)")
 
@@ -116,6 +117,7 @@ class PipelineProfile:
     """Pipeline stages: how they are cut and how they meet."""
 
     counts_ends: bool = key(False, "stages share out blocks, embedding, final norm and head evenly, each of them counting as one block")
+    cuts_by_cost: bool = key(False, "layout.balance=equal cuts a stage off behind the block with which its products exceed an equal share; a head counts by its size")
     spreads_vocabulary: bool = key(False, "every pipeline rank computes an equal part of embedding and head (arXiv 2411.05288)")
     vocabulary_waits: bool = key(False, "and stands still while those parts are summed")
     extra_in_flight: float = key(0, "micro-batches in flight beyond those of the schedule", minimum=0)
@@ -141,6 +143,7 @@ class OverlapProfile:
     reduce_every_micro_batch: bool = key(False, "sharded gradients are reduce-scattered after every micro-batch (FSDP without no_sync)")
     all_reduces_shards: bool = key(False, "sharded gradients are summed by all-reduce, not by reduce-scatter: twice the bytes")
     all_reduces_states: bool = key(False, "the same where ranks hold whole parameters, and share gradients or optimizer states (ZeRO-1 and 2)")
+    states_wait: bool = key(False, "where ranks hold whole parameters and share states, their gradients are reduced after backward, beside nothing")
     owners_broadcast: bool = key(False, "a tensor is updated by one rank as a whole, and each owner broadcasts its own: one collective per owner")
     adapters_exchange: bool = key(False, "under sequence parallelism, what LoRA adds to a sum over tensor ranks goes to the rank of each token, not to all")
     experts: bool = key(False, "dispatch and return of tokens overlap the computation of another micro-batch")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.config.schema import HardwareConfig
 from launcher.config.uncertainty import PLACE, Widths, known_runs, shipped_widths, uncertainty_file, widened, widest, widths_on
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
@@ -118,6 +119,11 @@ def widths_at(learnt: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> 
     ran = {_words(each) for each in own}
     far = distances(cells, own)
     return [widened(widths if _words(each) in ran else elsewhere, one) for each, one in zip(cells, far.tolist(), strict=True)]
+
+
+def rates_assumed(hardware: HardwareConfig) -> bool:
+    """True if the rates of a device were neither fitted to runs of such chips, nor measured here, nor corrected by runs here."""
+    return hardware.rates_assumed and not hardware.calibration and not hardware.learnt.get("places")
 
 
 def _words(cells: Mapping[str, Any]) -> tuple[str, str]:

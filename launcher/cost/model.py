@@ -196,7 +196,8 @@ def once(case: Case, held: stages.StageShare, done: MicroBatchTimes) -> Parts:
     often = np.where((case.field("grads") > 1) & f.overlap.reduce_every_micro_batch & ~case.reduced_last, m, 1)
     reductions = work.scatter * often + work.reduce
     cover = np.minimum(np.maximum(often, after_first) * back, busy - hidden_gathers)  # a second hides one thing
-    hidden_reductions = np.minimum(reductions * hides, cover) if f.overlap.gradients else 0.0
+    early = ~(f.overlap.states_wait & (case.field("optimizer") > 1) & (case.field("params") == 1))
+    hidden_reductions = np.minimum(reductions * hides, cover) * early if f.overlap.gradients else 0.0
     refresh = work.refresh
     free = busy - hidden_gathers - hidden_reductions
     hidden_refresh = np.minimum(refresh * hides, np.minimum(before_last * ahead, free)) if f.overlap.refresh else 0.0

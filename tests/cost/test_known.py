@@ -6,12 +6,15 @@ import dataclasses
 
 import pytest
 
+from benchmarks.fit import chip
 from launcher.config import compose
 from launcher.config.uncertainty import OF_PARTS, known_runs, shipped_widths, widened
 from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
-from launcher.cost.known import MeasuredPoints, distance_of, nearest_runs, unmeasured
+from launcher.cost.inputs.device import Device
+from launcher.cost.known import MeasuredPoints, asked_cells, distance_of, nearest_runs, place_of, rates_assumed, unmeasured
 from launcher.planning.plan import plan
+from tests.cost.machines import HARDWARE
 
 
 def asked(*overrides: str) -> Case:
@@ -48,6 +51,19 @@ def test_far_from_all_known_runs_intervals_are_wider_in_proportion() -> None:
         dataclasses.replace(cost.widths(far), **{name: getattr(widths, name) for name in ("common", *OF_PARTS, "layout", "rough")})
         == widths
     )
+
+
+def test_rates_are_assumed_until_the_machine_is_measured_or_has_run() -> None:
+    assumed = dataclasses.replace(HARDWARE["mi300x"], rates_assumed=True)
+    own = [{"calibration": {"step_s": 0.01}}, {"learnt": {"places": [place_of(asked_cells(asked(), 0))]}}, {"rates_assumed": False}]
+    assert rates_assumed(assumed) and not any(rates_assumed(dataclasses.replace(assumed, **one)) for one in own)
+
+
+def test_rates_of_chips_of_no_fitted_family_are_assumed() -> None:
+    """And those of GH200, of whose family none was measured under its limit. V100 has the usual fraction of its peak, and many runs."""
+    for name, hardware in HARDWARE.items():
+        if not hardware.host and not name.startswith("v100"):
+            assert hardware.rates_assumed == (not chip(Device.of(hardware, 8))[0] or name == "gh200"), name
 
 
 def test_a_part_that_no_known_run_had_so_large_is_named() -> None:

@@ -54,6 +54,23 @@ def test_stages_that_count_their_ends_as_blocks(ranks: int, first: int, middle: 
     assert ranks == 2 or found.middle[0] == middle
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 16, 40])
+@pytest.mark.parametrize("vocab", [1000, 51200, 131072, 500000])
+def test_a_stage_that_is_cut_by_cost_ends_with_the_block_that_passes_its_share(ranks: int, vocab: int) -> None:
+    """Counted block by block, as nanotron deals them out; later stages may go without."""
+    model = replace(LLAMA_13B, vocab=vocab)
+    cutting = changed(BASE, {"pipeline.cuts_by_cost": True})
+    case = CostModel(cluster(64), cutting).case(model, to_table([layout(1, ranks, 1)]), mixed(64))
+    head = vocab * case.shape.hidden / (case.shape.block_parameters - case.shape.small_parameters)
+    share, rank, counts = (model.layers + head) / ranks, 0, [0] * ranks
+    for block_number in range(1, model.layers + 1):
+        counts[rank] += 1
+        rank += block_number > share * (rank + 1)
+    found = stages.blocks(case)
+    assert (found.first[0], found.last[0]) == (counts[0], counts[-1])
+    assert ranks == 2 or max(counts[1:-1]) <= found.middle[0] <= max(counts[1:-1]) + 1
+
+
 def test_without_a_pipeline_the_ends_do_not_matter() -> None:
     found = stages.blocks(
         CostModel(cluster(8), changed(BASE, {"pipeline.counts_ends": True})).case(LLAMA_13B, to_table([layout(8)]), mixed(64))
@@ -73,6 +90,21 @@ def test_each_overlap_hides_its_own_communication() -> None:
     both, refresh_shown, gathers_shown, neither = shown
     assert both < refresh_shown < neither and both < gathers_shown < neither
     assert neither - both == pytest.approx((refresh_shown - both) + (gathers_shown - both))
+
+
+@pytest.mark.parametrize(("shards", "slower"), [((1, 1, 1), False), ((1, 1, 64), True), ((1, 64, 64), True), ((64, 64, 64), False)])
+def test_gradients_of_shared_states_may_wait_for_the_end_of_backward(shards: tuple[int, int, int], slower: bool) -> None:
+    one = layout(1, 1, 64, sharding=ShardingConfig(*shards))
+    early, late = (
+        asked(one, changed(BASE, {"overlap.gradients": True, "overlap.states_wait": flag})).time[REDUCE] for flag in (False, True)
+    )
+    assert (late > 1.2 * early) if slower else (late == early)
+
+
+@pytest.mark.parametrize(("tensor", "slower"), [(1, False), (8, True)])
+def test_collectives_of_tensor_ranks_keep_the_host(tensor: int, slower: bool) -> None:
+    few, many = (block.collectives_started(cases(layout(tensor, 1, 8), changed(BASE, {"kernels.host_tensor": n}))) for n in (5, 50))
+    assert all((long[0] == 10 * short[0] > 0) if slower else (long[0] == short[0] == 0) for short, long in zip(few, many))
 
 
 def test_weights_that_stay_in_8_bits_are_cast_once_for_all_micro_batches() -> None:
@@ -198,7 +230,7 @@ def test_inputs_are_gathered_again_for_weight_gradients_alone() -> None:
     gather = collectives.all_gather(full.device, full.constants, full.tensor_group, full.tokens * full.shape.hidden * full.width)
     assert (ahead[0], back[0]) == (0, pytest.approx(2 * full.constants.skew * gather[0]))
     started = [block.collectives_started(case)[1][0] for case in (full, frozen(full))]
-    assert started[0] - started[1] == 2 * block.COLLECTIVE_CALLS
+    assert started[0] - started[1] == 2 * full.trainer.kernels.host_tensor
 
 
 def test_zero_bubble_has_nothing_to_put_off_where_weights_are_frozen() -> None:

@@ -108,11 +108,19 @@ def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
     p, layers = case.pipeline, case.shape.layers
     if split is not None:
         return _explicit(split, int(p[0]))
-    even = _with_ends(p, layers) if case.trainer.pipeline.counts_ends else _even(p, layers)
+    even = _equal(case)
     by_cost = _by_cost(p, case.chunks, layers, case.shape.vocab / (12 * case.shape.hidden))
     choose = (case.table["balance"] == BALANCES.index("cost")) & (p > 1)
     first, middle, last = (np.where(choose, b, e) for b, e in zip(by_cost, even))
     return Blocks(first, middle, last, (layers - first - last) / np.maximum(p - 2, 1))
+
+
+def _equal(case: Case) -> tuple[Array, Array, Array]:
+    """First, middle, last, as the trainer cuts equal stages."""
+    p, shape, profile = case.pipeline, case.shape, case.trainer.pipeline
+    if profile.cuts_by_cost:
+        return _passed(p, shape.layers, shape.vocab * shape.hidden / (shape.block_parameters - shape.small_parameters))
+    return _with_ends(p, shape.layers) if profile.counts_ends else _even(p, shape.layers)
 
 
 def _explicit(split: Sequence[int], p: int) -> Blocks:
@@ -137,6 +145,20 @@ def _with_ends(p: Array, layers: Array) -> tuple[Array, Array, Array]:
     ends = [low + (more > 0) - 1, low + (more > 1), low - 2]
     first, middle, last = (np.where(p > 1, np.maximum(end, 0), layers) for end in ends)
     return first, middle, last
+
+
+def _passed(p: Array, layers: Array, head: Array) -> tuple[Array, Array, Array]:
+    """First, middle, last. In the order of the model, a rank ends with the block whose end lies beyond its share of all products, with a
+    ``head`` counted in blocks (nanotron, models/base.py: ``cumulative_cost > thresholds``). Later ranks may be left without a block."""
+    share = (layers + head) / p
+
+    def through(rank: Array) -> Array:
+        """Blocks of all ranks up to this one."""
+        return np.clip(np.floor(share * (rank + 1)) + 1, 0, layers)
+
+    first, before = through(np.zeros_like(p)), through(np.maximum(p - 2, 0))
+    middle = np.minimum(np.where(p > 2, np.ceil(share), first), np.maximum(layers - first, 0))
+    return np.where(p > 1, first, layers), np.where(p > 1, middle, layers), np.where(p > 1, layers - before, layers)
 
 
 def _by_cost(p: Array, v: Array, layers: Array, head: Array) -> tuple[Array, Array, Array]:

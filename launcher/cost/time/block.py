@@ -121,7 +121,9 @@ def of_stacks(case: Case) -> list[BlockTimes]:
 
 def collectives_started(case: Case) -> ForwardBackward:
     """Launches that it takes to start a block's collectives, forward and backward: those of its tensor ranks, and of its sharded parameters
-    gathers each way and a reduction back. On a host, what it takes to start one is in the time of the collective."""
+    gathers each way and a reduction back. On a host, what it takes to start one is in the time of the collective. The least is five calls
+    of the driver: an event recorded and waited for before it, the kernel, and the same after it (torch/csrc/distributed/c10d/
+    ProcessGroupNCCL.cpp: syncStream, collective, WorkNCCL::synchronizeStream)."""
     if case.device.host:
         return 0.0, 0.0
     tensor, sharded = case.tensor > 1, (case.field("params") > 1) & ~case.kept_whole
@@ -129,12 +131,10 @@ def collectives_started(case: Case) -> ForwardBackward:
     each = np.where(case.table["sequence_parallel"], 4, 2)
     states = np.where(sharded, case.trainer.overlap.gathers_per_block * case.trainer.kernels.host_shards, 0)
     back = each + np.where(case.table["sequence_parallel"], again, 0)
-    return COLLECTIVE_CALLS * np.where(tensor, each, 0) + states, COLLECTIVE_CALLS * np.where(tensor, back, 0) + 2 * states
+    one = case.trainer.kernels.host_tensor
+    return one * np.where(tensor, each, 0) + states, one * np.where(tensor, back, 0) + 2 * states
 
 
-COLLECTIVE_CALLS = 5
-"""Calls of the driver by which PyTorch starts a collective: an event recorded and waited for before it, the kernel, and the same after it
-(torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: syncStream, collective, WorkNCCL::synchronizeStream)."""
 MEASURED_LAUNCHES = 1.4 * 3 * 40
 """Host time of a block of this project's trainer, both ways, in kernel launches of plain PyTorch (``benchmarks.host_work``): the time that
 ``trireme doctor`` takes when it measures a block's operations."""

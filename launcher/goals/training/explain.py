@@ -13,7 +13,7 @@ from launcher.config.command import check_layout
 from launcher.config.rules import settle
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_table
-from launcher.cost.known import KnownRun, asked_cells, distances_from, nearest_runs, unmeasured
+from launcher.cost.known import KnownRun, asked_cells, distances_from, nearest_runs, rates_assumed, unmeasured
 from launcher.cost.time.matmul import per_line
 from launcher.cost.time.products import off_lines
 from launcher.goals.views import Answer, Entry, Grid, Line, View, shares_of
@@ -52,6 +52,11 @@ def explained(
     return Answer(one, _shown(config, case, one, planned.prediction(row).why, known), said)
 
 
+def _rates(case: Case) -> str:
+    """The rate of a case's products in words."""
+    return f"{case.device.rate(case.precision) / 1e12:,.0f} TFLOP/s of {case.device.peak(case.precision) / 1e12:,.0f} in {case.precision}"
+
+
 def _shown(config: Config, case: Case, one: Entry, why: str, known: Sequence[KnownRun]) -> Iterator[View]:
     yield Line(why, one["name"], wraps=True)
     yield Line(
@@ -69,6 +74,11 @@ def _shown(config: Config, case: Case, one: Entry, why: str, known: Sequence[Kno
         hardware = config.cluster.hardware
         runs = plural(len(hardware.learnt.get("runs", [])), "run")
         yield Line(f"{hardware.name} has learnt from {runs} here, the nearest of them {own:.1f} doublings away")
+    if rates_assumed(config.cluster.hardware):
+        yield Line(
+            f"nobody fitted the rates of {config.cluster.hardware.name} to runs: {_rates(case)} are assumed; "
+            "'trireme doctor' measures them, and one run given to 'trireme calibrate' corrects them"
+        )
     for name, share in one["unmeasured"].items():
         yield Line(f"{name} is {percent(share, digits=0)} of the step, more than in known runs: this rests on no measurement")
 

@@ -105,4 +105,32 @@ DEFECTS = [
         "one.sharers * one.parts * (1 - 1 / pieces(case, one))",
         "tests/trainer/test_muon.py",
     ),
+    Defect(
+        "a stage that is cut by cost ends before the block that passes its share",
+        "launcher/cost/inputs/stages.py",
+        "np.clip(np.floor(share * (rank + 1)) + 1, 0, layers)",
+        "np.clip(np.floor(share * (rank + 1)), 0, layers)",
+        "tests/cost/test_trainers.py",
+    ),
+    Defect(
+        "gradients of shared states hide behind backward whatever the trainer does",
+        "launcher/cost/model.py",
+        'early = ~(f.overlap.states_wait & (case.field("optimizer") > 1) & (case.field("params") == 1))',
+        'early = ~(f.overlap.states_wait & (case.field("optimizer") < 1) & (case.field("params") == 1))',
+        "tests/cost/test_trainers.py",
+    ),
+    Defect(
+        "every trainer starts a collective of tensor ranks in five calls",
+        "launcher/cost/time/block.py",
+        "one = case.trainer.kernels.host_tensor",
+        "one = 5",
+        "tests/cost/test_trainers.py",
+    ),
+    Defect(
+        "rates of a chip that nobody fitted are called assumed after runs here, too",
+        "launcher/cost/known.py",
+        'and not hardware.calibration and not hardware.learnt.get("places")',
+        "and not hardware.calibration",
+        "tests/cost/test_known.py",
+    ),
 ]
