@@ -18,13 +18,14 @@ from torch import Tensor
 
 from tests.convert.test_decoders import double
 from tests.convert.test_logits import checkpoint
-from tests.huggingface import MARKS, transformers
+from tests.huggingface import MARKS, peft, transformers
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import Reader
-from trainer.convert import export_weights, huggingface, import_weights
+from trainer.convert import export_adapter, export_weights, huggingface, import_adapter, import_weights
 from trainer.convert.rules import rules
-from trainer.models.encoder_decoder import PairTokens, network
+from trainer.models.encoder_decoder import network
+from trainer.shared.parallel.boundary import PairTokens
 from trainer.shared.records.manifest import read_manifest
 from trainer.shared.records.model_files import from_config, read_model, to_config
 from trainer.shared.run.errors import ConfigError
@@ -225,3 +226,26 @@ def test_what_their_form_cannot_say_is_not_exported(changed: Config) -> None:
     (name,) = changed
     with pytest.raises(ConfigError, match=rf"model\.{name}=.* cannot be exported with model\.family=t5"):
         to_config(resolve_model(replace(TINY, **changed)))
+
+
+def test_a_folder_that_peft_saved_is_the_same_function_here_and_comes_back(tmp_path: Path) -> None:
+    model = resolve_model(TINY)
+    base = checkpoint(random_network(model, 2), model, tmp_path / "base")
+    export_weights(base, tmp_path / "hf")
+    torch.manual_seed(0)
+    targets = ["SelfAttention.q", "SelfAttention.v", "SelfAttention.o", "DenseReluDense.wi_0", "DenseReluDense.wo"]
+    settings = peft.LoraConfig(r=3, lora_alpha=6, target_modules=targets, init_lora_weights=False)
+    theirs = peft.get_peft_model(transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf"), settings).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    import_adapter(tmp_path / "theirs", tmp_path / "ours", base)
+    export_weights(tmp_path / "ours", tmp_path / "merged")
+    export_adapter(tmp_path / "ours", tmp_path / "again")
+    plain = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
+    again = peft.PeftModel.from_pretrained(plain, tmp_path / "again").eval()
+    merged = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged").eval()
+    given = {"input_ids": torch.randint(0, VOCAB, (2, 9)), "decoder_input_ids": torch.randint(0, VOCAB, (2, 5))}
+    with torch.no_grad():
+        known = theirs(**given).logits
+        for other in (merged, again):
+            torch.testing.assert_close(other(**given).logits, known, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")(**given).logits, known)

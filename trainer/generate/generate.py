@@ -159,7 +159,7 @@ class Decoder:
         told = torch.zeros(len(everyone) + 1, 2 + 2 * most, dtype=torch.float64)
         for index, row in enumerate(everyone):
             if row.replica == self.here and self.session.answers:
-                told[index] = _answer(row, logits.pop(0), most)
+                told[index] = _answer(row, logits.pop(0), most, self.session.said(row.made.prompt, row.made.tokens))
         if self.session.world.rank == 0:
             heard = hear(False)
             told[-1, 0] = bool(heard.requests or heard.dropped or heard.over > self.over)
@@ -190,9 +190,9 @@ class Decoder:
         return [row for part in parts if part is not None for row in part.cpu()]
 
 
-def _answer(row: TextRow, logits: Tensor, most: int) -> Tensor:
-    """Returns the next token of a row, its log-probability, the ``most`` likeliest tokens and theirs, [2 + 2 most]."""
-    token = choose(logits, row.made.text, row.request.sampling, row.request.number)
+def _answer(row: TextRow, logits: Tensor, most: int, text: list[int]) -> Tensor:
+    """Returns the next token of a row, behind its ``text``, its log-probability, the ``most`` likeliest tokens and theirs, [2 + 2 most]."""
+    token = choose(logits, text, row.request.sampling, row.request.number)
     shares = torch.log_softmax(logits.double(), -1)
     top = shares.topk(most)
     return torch.cat([torch.tensor([token], dtype=torch.float64), shares[token, None], top.indices.double(), top.values])
@@ -200,7 +200,7 @@ def _answer(row: TextRow, logits: Tensor, most: int) -> Tensor:
 
 def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:
     """Completes all ``requests``; returns the completions in order, on rank 0. ``ConfigError`` for a prompt that cannot be completed."""
-    check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.seq)
+    check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.seq, session.written)
     made: dict[int, Completion] = {}
     news = iter([RequestUpdate(requests, over=True)])
 
@@ -219,12 +219,18 @@ def check_texts(texts: Sequence[str]) -> None:
             raise ConfigError(f"{text[:40]!r} is not UTF-8 text")
 
 
-def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int) -> None:
-    """Raises ``ConfigError`` for a prompt that cannot be completed."""
+def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int, written: int | None = None) -> None:
+    """Raises ``ConfigError`` for a prompt that cannot be completed in a text of ``seq`` tokens; or be read in so many, with an answer of
+    ``written`` at most."""
     for number, (prompt, more) in enumerate(zip(prompts, tokens)):
         if not prompt:
             raise ConfigError(f"prompt {number} is empty; give it at least one token")
-        if len(prompt) + more > seq:
+        if written is not None and (len(prompt) > seq or more > written):
+            raise ConfigError(
+                f"prompt {number} has {len(prompt)} tokens for an answer of {more}, and model.seq={seq} may be read and "
+                f"model.decoder_seq={written} be written; shorten it, or ask for fewer"
+            )
+        if written is None and len(prompt) + more > seq:
             fewer = [f"ask for {seq - len(prompt)} or fewer"] if len(prompt) < seq else []
             shorter = [f"shorten it to {seq - more} or fewer"] if more < seq else []
             remedy = ", or ".join(fewer + shorter) or f"both together may be {seq}"

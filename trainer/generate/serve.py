@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO
 
 from trainer.comm.collectives import World
+from trainer.generate.answering import open_session
 from trainer.generate.generate import Decoder, RequestUpdate
 from trainer.generate.ranks import alone
 from trainer.generate.server import RequestBroker, open_server
-from trainer.generate.session import Session
 from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
 from trainer.shared.run.command_lines import PRECISIONS, ServeCommand, asked, serve_parser
@@ -52,15 +52,16 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     folder = Path(command.model)
     server, weights = None, open_weights(folder)
-    words = open_text(command.tokenizer, folder, weights.model.vocab)
+    words = open_text(command.tokenizer, folder, weights.model.vocab, weights.pairs)
     if world.rank == 0:
         server = open_server(command.host, command.port, folder.absolute().name, _secret(command.token_file))
-    decoder = Decoder(Session(config, world, weights.load, weights.tune, command.task), command.batch)
+    decoder = Decoder(open_session(config, world, weights, words, command.task), command.batch)
     if server is None:
         decoder.run(lambda idle: RequestUpdate(), lambda row: None)
         return
     room = command.batch * decoder.replicas + command.queue
-    desk = server.desk = RequestBroker(words, weights.seq, room, lambda: stop.is_set() or ended(), weights.tune.tasks)
+    seq, written = weights.lengths
+    desk = server.desk = RequestBroker(words, seq, room, lambda: stop.is_set() or ended(), weights.tune.tasks, written)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"serving {command.model} on http://{command.host}:{server.server_port}/v1/completions", file=file, flush=True)
     decoder.run(desk.hear, desk.tell)

@@ -84,10 +84,18 @@ class HttpRefusal(Exception):
 
 class RequestBroker:
     """The exchange between the threads of clients and the decoder on rank 0. ``room``: the most prompts that wait or run at once;
-    ``tasks``: the number of tasks that the model was tuned for."""
+    ``tasks``: the number of tasks that the model was tuned for; ``seq`` and ``written``: the most tokens (``check_prompts``)."""
 
-    def __init__(self, words: TextTokens, seq: int, room: int, stopped: Callable[[], bool], tasks: int = 1):
-        self.words, self.seq, self.room, self.stopped, self.tasks = words, seq, room, stopped, tasks
+    def __init__(
+        self,
+        words: TextTokens,
+        seq: int,
+        room: int,
+        stopped: Callable[[], bool],
+        tasks: int = 1,
+        written: int | None = None,
+    ):
+        self.words, self.lengths, self.room, self.stopped, self.tasks = words, (seq, written), room, stopped, tasks
         self.names = itertools.count()
         self.changed = threading.Condition()
         self.closed = False  # the decoder takes no more requests
@@ -134,7 +142,7 @@ class RequestBroker:
                 self.counts["refused"] += 1
                 raise HttpRefusal(429, f"{len(self.open)} requests wait or run already; ask again later")
             events = queue.SimpleQueue[Event]()
-            tellings = [TextStream(self.words.tokenizer, stops, request.prompt) for request in requests]
+            tellings = [TextStream(self.words.tokenizer, stops, self.words.before(request.prompt)) for request in requests]
             asked = [RequestState(request, telling, index, events) for index, (request, telling) in enumerate(zip(requests, tellings))]
             self.open |= {each.request.name: each for each in asked}
             self.new += requests
@@ -175,7 +183,7 @@ class RequestBroker:
             check_task(task, self.tasks, "task")
         given = {name: body[name] for name in SAMPLING if name in body}
         sampling = from_dict(Sampling, {"temperature": 1.0, "seed": secrets.randbits(32)} | given)
-        check_prompts(prompts, [tokens] * len(prompts), self.seq)
+        check_prompts(prompts, [tokens] * len(prompts), *self.lengths)
         ends = frozenset[int](() if body.get("ignore_eos") else self.words.ends)
         requests = [
             PromptRequest(number, prompt, tokens, sampling, ends, next(self.names), task, likeliest)

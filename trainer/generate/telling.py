@@ -80,14 +80,14 @@ class Printer:
         self.file.flush()
 
 
-def open_text(path: Path | str | None, model: Path, vocab: int) -> TextTokens:
+def open_text(path: Path | str | None, model: Path, vocab: int, pairs: bool = False) -> TextTokens:
     """Opens the tokenizer of the model in ``model``: the one at ``path``, a file or a folder, or next to the weights. ``ConfigError`` if
     none fits."""
     found = Path(path) if path else next((place / TOKENIZER for place in (model, model.parent) if (place / TOKENIZER).is_file()), None)
     if found is None:
         raise ConfigError(f"{model} has no {TOKENIZER} next to its weights; name the corpus that it was trained on with --tokenizer FOLDER")
     file = found / TOKENIZER if found.is_dir() else found
-    text = TextTokens(file, vocab, (model, model.parent))
+    text = TextTokens(file, vocab, (model, model.parent), pairs)
     if path is not None and (note := other_words(file, model, vocab)):
         print(note, file=sys.stderr)
     return text
