@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from dataclasses import replace
@@ -11,18 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-from tests.convert.test_encoder_decoders import SMALL, random_network
+from tests.convert.test_encoder_decoders import SMALL, VOCAB, random_network
 from tests.convert.test_logits import checkpoint
 from tests.farm import Farm
 from tests.huggingface import MARKS, transformers
 from trainer.convert import export_weights
+from trainer.data.spans import sentinels
 from trainer.generate.answering import AnswerSession, open_session
 from trainer.generate.generate import Completion, PromptRequest, check_prompts, generate
+from trainer.generate.job import complete
 from trainer.generate.ranks import alone, world_of
 from trainer.generate.sampling import Sampling
+from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
+from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.parallel.boundary import PairTokens
+from trainer.shared.records.named_tokens import GENERATION
+from trainer.shared.run.command_lines import GenerateCommand
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve, resolve_model
 from trainer.shared.run.schema import DataConfig, LayoutConfig, RunConfig, TrainConfig
@@ -165,3 +172,37 @@ def test_requests_are_not_timed_and_the_message_says_so() -> None:
     run = RunConfig(task="inference", steps=1, warmup_steps=0)
     with pytest.raises(ConfigError, match=r"run\.task=inference is not offered for model\.family=t5, which has an encoder"):
         resolve(TrainConfig(model=SMALL["1.1"], data=DataConfig(kind="synthetic"), run=run), 1)
+
+
+def words(folder: Path) -> None:
+    """Writes a Unigram tokenizer with sentinels, and which of its tokens fill and end a text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()  # type: ignore[assignment]
+    named = ["<pad>", "</s>", "<unk>"]
+    text = ["the cat reads a tale", "a dog hears the tale", "cats and dogs read the same tales"]
+    made.train_from_iterator(text, trainers.UnigramTrainer(vocab_size=34, special_tokens=named, unk_token="<unk>", show_progress=False))
+    made.add_special_tokens([AddedToken(f"<extra_id_{number}>", special=True) for number in range(3)])
+    made.save(str(folder / TOKENIZER))
+    (folder / GENERATION).write_text(json.dumps({"pad_token_id": 0, "eos_token_id": 1}))
+
+
+def test_a_text_is_read_with_its_end_and_answered_behind_the_token_that_fills_texts(folders: dict[str, Path]) -> None:
+    folder = folders["1.1"]
+    words(folder)
+    tokenizer = open_text(None, folder, VOCAB, pairs=True)
+    prompts, shown = ["the cat", "a dog reads the tale"], io.StringIO()
+    with alone(folder, "fp64") as (config, world):
+        command = GenerateCommand(str(folder), tokens=9)
+        made = complete(command, prompts, config, world, shown)
+        session = open_session(config, world, open_weights(folder), tokenizer)
+        ids = [[*tokenizer.tokenizer.encode(prompt).ids, 1] for prompt in prompts]
+        known = generate(session, [PromptRequest(n, prompt, 9, stop=frozenset([1])) for n, prompt in enumerate(ids)])
+    assert isinstance(session, AnswerSession) and session.start == 0
+    for one, answer in zip(made, known):
+        assert (one["prompt_tokens"], one["tokens"]) == (answer.prompt, answer.tokens)
+        assert one["text"] == tokenizer.tokenizer.decode(answer.tokens)
+    assert shown.getvalue() == "\n\n".join(f"{prompt}\n{one['text']}" for prompt, one in zip(prompts, made)) + "\n"
+    numbers = [tokenizer.tokenizer.token_to_id(f"<extra_id_{number}>") for number in range(3)]
+    assert sentinels(folder, 99)[:3] == numbers and None not in numbers

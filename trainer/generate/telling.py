@@ -37,7 +37,8 @@ class TextStream:
         known = self.tokenizer.decode(list(tokens[self.before : self.read]))
         new = self.tokenizer.decode(list(tokens[self.before :]))[len(known) :]
         if ended or not new.endswith(HALF):
-            self.text, self.before, self.read = self.text + new, self.read, len(tokens)
+            before = self.read if new else self.before  # tokens without text tell nothing of the spelling of the next ones
+            self.text, self.before, self.read = self.text + new, before, len(tokens)
         found = [at for stop in self.stops if (at := self.text.find(stop)) >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True
