@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from launcher.cli.train import key_docs
+from launcher.cli.keys import key_docs
 from tests import campaign
 from trainer.shared.records.outcome import MEANINGS, Reason
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -97,6 +97,19 @@ def one_line(words: object, longest: int | None = None) -> str:
 def shown(words: object) -> str:
     """Text as a terminal may have it: what would steer the terminal is a question mark, lines stay lines."""
     return "".join(c if c.isprintable() or c == "\n" else " " if c.isspace() else "?" for c in str(words))
+
+
+def money(value: float | None) -> str:
+    """``1,234.50``: an amount to the cent; three digits that matter below one. ``-`` when unknown."""
+    if value is None:
+        return "-"
+    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.3g}"
+
+
+def spent(costs: Sequence[tuple[float | None, float | None]]) -> str:
+    """``3 trials took 12.3 GPU-hours, 24.60``: the sum over trials, each given by its GPU-hours and their price."""
+    hours, price = (sum(each or 0.0 for each in one) for one in zip(*costs)) if costs else (0.0, 0.0)
+    return f"{plural(len(costs), 'trial')} took {amount(hours)} GPU-hours" + (f", {money(price)}" if price else "")
 
 
 def plural(count: int, word: str) -> str:

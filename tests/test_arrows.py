@@ -70,13 +70,14 @@ LAUNCHER = {
     "backends": ("config", "trials", "ports", "own_python"),
     "results": ("cost", "trials", "labels"),
     "tracking": ("config", "trials", "results", "labels", "console", "ports", "own_python"),
-    "sweep": ("config", "cost", "trials", "search", "backends", "results", "tracking", "console", "interrupt", "named_files"),
+    "sweep": ("config", "cost", "trials", "search", "backends", "results", "tracking", "console", "interrupt", "named_files", "labels"),
     "goals": ("config", "cost", "planning", "tables", "trials", "search", "results", "sweep", "labels", "named_files"),
     "stages": ("config", "cost", "trials", "backends", "sweep"),
     "cli": (
         *("config", "cost", "planning", "tables", "trials", "search", "backends", "results", "tracking", "sweep", "goals", "stages"),
         *("labels", "interrupt", "named_files", "own_python"),
     ),
+    "frames": ("trials", "results", "sweep", "cli"),
     "__main__": ("cli", "own_python"),
 }  # fmt: skip
 """Rooms of the launcher, likewise."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from docs import pages
-from launcher.cli.train import key_docs
+from launcher.cli.keys import key_docs
 from trainer.shared.records.outcome import MEANINGS, Reason
 
 pytestmark = pytest.mark.slow

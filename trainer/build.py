@@ -31,7 +31,7 @@ from trainer.state.buffers import CollectiveQueue, Pool
 from trainer.state.gathering import Gathering
 from trainer.state.parameters import ModelParameter, OptimizerShard
 from trainer.state.sharding import ShardedState
-from trainer.tensor.context import EXCHANGE_CLASSES
+from trainer.tensor.context import EXCHANGE_CLASSES, HeadExchange, KeyExchange
 from trainer.tensor.dropout import Noise
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.experts import ExpertBalance
@@ -99,7 +99,8 @@ class Rank:
 def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None = None) -> Rank:
     """Returns this rank's part. Collective. ``positions``: how many the weights are made for, if more than those of a row."""
     mixes, trains = bool(config.model.mixtures), config.run.task not in FORWARD_TASKS
-    groups = Groups.make(world, config.layout, config.model.tied, mixes)
+    one_moment = config.optimizer.one_moment
+    groups = Groups.make(world, config.layout, config.model.tied, mixes, exchanges=trains and bool(one_moment))
     precision = Precision.of(config.run.precision, trains, config.run.moments)
     slices = SequenceSlices(slices_of(config.model, config.layout) if config.layout.slices > 1 else ())
     region, noise = Region(groups.tensor, config.layout.sequence_parallel, groups.context, slices), Noise(config.run.seed)
@@ -138,7 +139,8 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
 
 def _state(config: ResolvedTrainConfig, groups: Groups, precision: Precision, trains: bool, device: torch.device) -> ShardedState:
     pool, queue = Pool(device), CollectiveQueue()
-    dense = BucketSettings(Factors.of(config.layout), groups.shared_at, groups.levels, precision, pool, queue, trains)
+    one_moment = config.optimizer.one_moment
+    dense = BucketSettings(Factors.of(config.layout), groups.shared_at, groups.levels, precision, pool, queue, trains, one_moment)
     settings = {"data": dense}
     if groups.expert_levels:
         factors = Factors.of_experts(config.layout)
@@ -150,9 +152,11 @@ def _parallelizer(
     config: ResolvedTrainConfig, groups: Groups, region: Region, state: ShardedState, noise: Noise, precision: Precision
 ) -> Parallelizer:
     layout, device = config.layout, state.pool.device
-    exchange = EXCHANGE_CLASSES[config.run.context_exchange](region, state) if layout.context > 1 else None
+    exchange: KeyExchange | HeadExchange | EarlierKeys | None = None
     if layout.slices > 1:
         exchange = EarlierKeys(region.slices, state)
+    elif layout.context > 1:
+        exchange = EXCHANGE_CLASSES[config.run.context_exchange](region, state)
     parallelizer = Parallelizer(groups.axes, region, state, noise, precision.compute, device, exchange=exchange)
     if config.run.precision == "fp8":
         parallelizer.eight_bits = EightBitProduct.on(device, compiles(config.run.compile, device))

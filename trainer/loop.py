@@ -163,7 +163,8 @@ class TrainingRun:
             order = DataOrder(config.run.seed, engine.batches.dataset.name, config.run.global_batch, config.model.seq)
             run, model = identity(config, out), replace(config.model, seq=self.rank.positions)
             tune = section(config.tune, base_identity(config.tune, config.run.seed))
-            self.checkpoints = Checkpoints(settings, root, self.world, model, order, run, attempt, config.run.timeout_s, tune)
+            timeout, kind = config.run.timeout_s, config.optimizer.kind
+            self.checkpoints = Checkpoints(settings, root, self.world, model, order, run, attempt, timeout, tune, kind)
         self.history = History()
         self.held_out: Validation | None = None
 

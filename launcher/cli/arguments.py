@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.cli.overrides import NamedOption
+from launcher.cli.parser import VerbParser
 
 if TYPE_CHECKING:
     from launcher.trials.store import Store, Sweep
@@ -18,10 +19,9 @@ UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT
 """Errors of a folder that can be read all the same."""
 
 
-def sweep_parser(verb: str, description: str) -> argparse.ArgumentParser:
+def sweep_parser(verb: str, description: str) -> VerbParser:
     """A parser that takes ``[SWEEP] [--dir DIR]``."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(f"trireme {verb}", description=description, formatter_class=form)
+    parser = VerbParser(f"trireme {verb}", description)
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="name of the sweep (default: the newest)")
     parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
     return parser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.console import wide_console
 from launcher.cli.machines import FOLDER, target, write
 from launcher.cli.overrides import NamedOption, add_folder
+from launcher.cli.parser import VerbParser
 from launcher.cli.rank import repeated, table_rows
 from launcher.cli.repeats import MEDIAN, warn
 from launcher.labels import percent, plural, shown
@@ -87,9 +87,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    form = argparse.RawDescriptionHelpFormatter
-    made = argparse.ArgumentParser("trireme calibrate", description=DESCRIPTION, formatter_class=form)
+def parser() -> VerbParser:
+    made = VerbParser("trireme calibrate", DESCRIPTION)
     made.add_argument("runs", nargs="?", metavar="SWEEP|TABLE.csv", help="measured runs (default: the newest sweep)")
     made.add_argument(
         "--out", action=NamedOption, metavar="NAME", help="name of the file, for hardware=NAME (default: HARDWARE_calibrated)"

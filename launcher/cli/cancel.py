@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.cli.overrides import NamedOption
+from launcher.cli.parser import VerbParser
 from trainer.shared.records.outcome import Status
 
 if TYPE_CHECKING:
@@ -20,15 +20,7 @@ _PATIENCE_SECONDS = 60.0  # a rank may finish its step and write a checkpoint
 
 def main(argv: list[str]) -> int:
     """0 when everything named has ended; 1 when a place, or a launcher that has been asked to stop trials, has not answered yet."""
-    parser = argparse.ArgumentParser("trireme cancel", description="Stop a sweep, a pipeline, a trial or a stage.")
-    parser.add_argument(
-        "target", metavar="SWEEP|TRIAL|STAGE", help="name of a sweep or pipeline, id of a trial or its first digits, or name of a stage"
-    )
-    parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
-    parser.add_argument(
-        "--forget", action="store_true", help="give up jobs on an unreachable backend without contacting it; they may still run there"
-    )
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     from launcher.backends.contract import BackendError
     from launcher.backends.pool import Backends
     from launcher.sweep.reconcile import stop
@@ -55,6 +47,18 @@ def main(argv: list[str]) -> int:
     stopped = sum(store.load(record.id).status is Status.STOPPED for record in unended)
     print(f"{stopped} stopped, {len(unended) - stopped - len(pending)} had ended, {len(pending)} not answered yet")
     return 1 if pending else 0
+
+
+def parser() -> VerbParser:
+    made = VerbParser("trireme cancel", "Stops a sweep, a pipeline, a trial or a stage.")
+    made.add_argument(
+        "target", metavar="SWEEP|TRIAL|STAGE", help="name of a sweep or pipeline, id of a trial or its first digits, or name of a stage"
+    )
+    made.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    made.add_argument(
+        "--forget", action="store_true", help="give up jobs on an unreachable backend without contacting it; they may still run there"
+    )
+    return made
 
 
 def _wait(store: Store, records: Sequence[Record]) -> list[Record]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -17,6 +16,8 @@ from rich.progress import Progress as Bar
 
 from launcher.cli.console import wide_console
 from launcher.cli.machines import target, write
+from launcher.cli.overrides import add_keys
+from launcher.cli.parser import VerbParser
 from launcher.named_files import check_file
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig
@@ -75,9 +76,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("trireme doctor", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="where to measure: cluster=..., cluster.nodes=..., run.device=...")
+def parser() -> VerbParser:
+    made = VerbParser("trireme doctor", DESCRIPTION)
+    add_keys(made, "where to measure: cluster=..., cluster.nodes=..., run.device=...")
     made.add_argument("--name", default="mine", help="name of the file, for hardware=NAME (default: %(default)s)")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return made

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.overrides import PathOption, add_overrides
+from launcher.cli.parser import VerbParser
 from trainer.shared.corpora.index import TOKENIZER, other_words, read_in_training, read_index
 from trainer.shared.records.artifacts import check_model_of, checkpoint_facts
 from trainer.shared.records.stage_run import StageRun
@@ -44,26 +45,7 @@ OF_TASKS = ("tasks_folder", "tokenizer", "limit", "task")
 
 def main(argv: list[str]) -> int:
     """0 when it was evaluated, 1 when the job failed, 2 for wrong input."""
-    parser = argparse.ArgumentParser("trireme evaluate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a folder of them (the newest is taken)")
-    add_overrides(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a sentence")
-    tasks = parser.add_argument_group("tasks of lm-evaluation-harness, in place of the corpus")
-    tasks.add_argument("--tasks", metavar="NAMES", help=f"with commas between; without a download: {', '.join(BUILTIN_TASKS)}")
-    tasks.add_argument(
-        "--tasks-folder", action=PathOption, metavar="DIR", help="more of them: YAML files, or what 'trireme prepare --tasks' filled"
-    )
-    tasks.add_argument(
-        "--tokenizer", action=PathOption, metavar="FILE", help="tokenizer.json or a prepared corpus (default: next to the weights)"
-    )
-    tasks.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
-    tasks.add_argument(
-        "--task",
-        type=int,
-        metavar="N",
-        help="multi-task prompt tuning: task whose virtual tokens are prepended (default: 0)",
-    )
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     if arguments.tasks is not None:
         return evaluate_tasks(arguments)
     for name in OF_TASKS:
@@ -83,6 +65,31 @@ def main(argv: list[str]) -> int:
     figures = run_job(located, "evaluate", lambda *_: None, stage=told)["evaluation"]
     print(json.dumps(figures) if arguments.json else sentence(figures))
     return 0
+
+
+def parser() -> VerbParser:
+    made = VerbParser("trireme evaluate", DESCRIPTION)
+    made.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a folder of them (the newest is taken)")
+    add_overrides(made)
+    made.add_argument("--json", action="store_true", help="one JSON document instead of a sentence")
+    tasks = made.add_argument_group("tasks, in place of the corpus")
+    tasks.add_argument(
+        "--tasks", metavar="NAMES", help=f"of lm-evaluation-harness, with commas between; without a download: {', '.join(BUILTIN_TASKS)}"
+    )
+    tasks.add_argument(
+        "--tasks-folder", action=PathOption, metavar="DIR", help="more of them: YAML files, or what 'trireme prepare --tasks' filled"
+    )
+    tasks.add_argument(
+        "--tokenizer", action=PathOption, metavar="FILE", help="tokenizer.json or a prepared corpus (default: next to the weights)"
+    )
+    tasks.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
+    tasks.add_argument(
+        "--task",
+        type=int,
+        metavar="N",
+        help="multi-task prompt tuning: task whose virtual tokens are prepended (default: 0)",
+    )
+    return made
 
 
 def evaluate_tasks(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.overrides import add_folder
+from launcher.cli.overrides import add_folder, add_overrides
+from launcher.cli.parser import VerbParser
 from launcher.own_python import run
 from trainer.shared.records.model_files import model_of
 from trainer.shared.records.stage_run import StageRun
@@ -24,13 +25,16 @@ from trainer.shared.run.stages import TEXT
 if TYPE_CHECKING:
     from launcher.config import Config
 
-_OVERRIDE = re.compile(r"\+{0,2}[a-z_]+([./][a-z_]+)*=.*", re.DOTALL)
+_OVERRIDE = re.compile(r"\+{0,2}[a-z_]+([./][\w-]+)*=.*", re.DOTALL)
 FLAGS = ("--json", "-h", "--help")
 """Options without a value."""
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 1 the job failed, 2 wrong input."""
+    if {"-h", "--help"} & {*argv}:
+        parser().print_help()
+        return 0
     from launcher.config.packages import need
 
     need("train", "generating text")
@@ -52,6 +56,13 @@ def main(argv: list[str]) -> int:
     elif not config.cluster.shares_files:
         print(*(made["prompt"] + made["text"] for made in result["completions"]), sep="\n")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the words of the command line, for help and completion."""
+    made = generate_parser(VerbParser)
+    add_overrides(made, "a layout, a cluster: text by ranks of a job (cluster=slurm layout.tensor=2)")
+    return made
 
 
 def told(verb: str, command: ReadWeights) -> StageRun:

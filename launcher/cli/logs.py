@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.overrides import NamedOption
+from launcher.cli.parser import VerbParser
 from trainer.shared.run.errors import ConfigError, listed
 
 if TYPE_CHECKING:
@@ -23,18 +23,10 @@ _WAIT_SECONDS = 0.5
 
 def main(argv: list[str]) -> int:
     """Prints the log of the newest attempt; with ``-f`` also of attempts that follow, until the trial ends."""
-    parser = argparse.ArgumentParser("trireme logs", description="Prints the logs of a trial's ranks.")
-    parser.add_argument(
-        "trial", metavar="TRIAL|STAGE", help="id of the trial or its first digits, or name of a stage (STAGE, PIPELINE.STAGE)"
-    )
-    parser.add_argument("-f", "--follow", action="store_true", help="continue until the trial has ended")
-    parser.add_argument("--rank", type=int, metavar="R", help="only this rank")
-    parser.add_argument("--attempt", type=int, metavar="N", help="only this attempt (default: the newest)")
-    parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     from launcher.trials.store import Store
 
-    record = Store(arguments.dir).trial(arguments.trial)
+    record = newest(Store(arguments.dir)) if arguments.trial is None else Store(arguments.dir).trial(arguments.trial)
     if arguments.rank is not None and not 0 <= arguments.rank < record.world_size:
         raise ConfigError(f"--rank {arguments.rank} is not a rank of trial {record.id}; use 0 to {record.world_size - 1}")
     lines = _follow(Store(arguments.dir), record) if arguments.follow and arguments.attempt is None else _newest(record, arguments.attempt)
@@ -43,6 +35,30 @@ def main(argv: list[str]) -> int:
         if line.startswith(prefix):
             print(line.removeprefix(prefix), flush=arguments.follow)
     return 0
+
+
+def parser() -> VerbParser:
+    made = VerbParser("trireme logs", "Prints the logs of a trial's ranks.")
+    made.add_argument(
+        "trial",
+        nargs="?",
+        metavar="TRIAL|STAGE",
+        help="id of the trial or its first digits, or name of a stage (STAGE, PIPELINE.STAGE); default: that which was started last",
+    )
+    made.add_argument("-f", "--follow", action="store_true", help="continue until the trial has ended")
+    made.add_argument("--rank", type=int, metavar="R", help="only this rank")
+    made.add_argument("--attempt", type=int, metavar="N", help="only this attempt (default: the newest)")
+    made.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    return made
+
+
+def newest(store: Store) -> Record:
+    """Returns the trial of the newest sweep that was submitted last."""
+    sweep = store.sweep(None)
+    submitted = [record for record in sweep.records if record.submitted is not None]
+    if not submitted:
+        raise ConfigError(f"no trial of sweep {sweep.name} has been submitted yet; 'trireme status' says how they stand")
+    return max(submitted, key=lambda record: record.submitted or 0.0)
 
 
 def _newest(record: Record, attempt: int | None) -> Iterator[str]:

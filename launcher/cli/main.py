@@ -4,43 +4,58 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
+import textwrap
 from importlib import import_module
 
 from launcher.interrupt import Interrupted, asked, leave
 from launcher.labels import shown
 from trainer.shared.run.errors import ConfigError, nearest
 
-VERBS = {
-    "prepare": "make a tokenizer and a token file from text",
-    "train": "train one layout, or a sweep of them with -m",
-    "run": "a pipeline of stages: prepare, train, evaluate, convert, generate",
-    "evaluate": "loss, perplexity and bits per byte of a checkpoint on held-out text",
-    "generate": "text from a checkpoint or a Hugging Face folder",
-    "serve": "completions of a model over HTTP",
-    "convert": "a checkpoint to a Hugging Face folder or a GGUF file, and back",
-    "rank": "order a sweep's trials by measured step time",
-    "status": "how a sweep's trials stand",
-    "logs": "print or follow a trial's logs",
-    "cancel": "stop a sweep or a trial",
-    "report": "write a sweep's HTML report",
-    "ui": "open the MLflow page on this machine",
-    "plan": "predict every layout of a model on a cluster",
-    "size": "choose a model size and its hyper-parameters from GPUs, days and tokens",
-    "search": "find the fastest layout with few measured trials",
-    "validate": "check the cost model against a table of measurements",
-    "trainers": "list trainer profiles and their options; 'check' runs two steps of one",
-    "calibrate": "correct the cost model's constants by your own runs",
-    "doctor": "measure this machine, or the nodes of a cluster, into a hardware file",
+GROUPS = {
+    "predict": {
+        "plan": "predict every layout of a model on a cluster",
+        "size": "choose a model's size, or the GPUs for it, from days and tokens",
+        "trainers": "list trainer profiles and their options; 'check' runs two steps of one",
+    },
+    "run": {
+        "train": "train one layout, or a sweep of them with -m",
+        "search": "find the fastest layout with few measured trials",
+        "run": "a pipeline of stages: prepare, train, evaluate, convert, generate",
+    },
+    "look": {
+        "status": "how a sweep's trials stand",
+        "logs": "print or follow a trial's logs",
+        "cancel": "stop a sweep or a trial",
+        "rank": "order a sweep's trials by measured step time",
+        "compare": "two sweeps, trial by trial: ratios, and what changed",
+        "report": "write a sweep's HTML report",
+        "ui": "open the MLflow page on this machine",
+    },
+    "a model's life": {
+        "prepare": "make a tokenizer and a token file from text",
+        "evaluate": "loss, perplexity and bits per byte of a checkpoint on held-out text",
+        "convert": "a checkpoint to a Hugging Face folder or a GGUF file, and back",
+        "generate": "text from a checkpoint or a Hugging Face folder",
+        "serve": "completions of a model over HTTP",
+    },
+    "machine and cost model": {
+        "doctor": "measure this machine, or the nodes of a cluster, into a hardware file",
+        "calibrate": "correct the cost model's constants by your own runs",
+        "validate": "check the cost model against a table of measurements",
+    },
 }
+VERBS = {verb: meaning for verbs in GROUPS.values() for verb, meaning in verbs.items()}
 
 LATE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
 """File system errors that carry no file name: an earlier write could not be completed."""
 
+PURPOSE = "Trireme finds, launches and proves the fastest way to train a GPT on the cluster you have."
 USAGE = """\
-Trireme finds, launches and proves the fastest way to train a GPT on the cluster you have.
+{purpose}
 
-usage: trireme VERB [ARGUMENTS]        (trireme VERB --help explains one)
+usage: trireme VERB [ARGUMENTS]      (trireme VERB --help explains one)
 
 {verbs}
 
@@ -123,6 +138,10 @@ def forget_output() -> None:
 def run_verb(verb: str, argv: list[str]) -> int:
     """Imports the verb's module and runs it. A backend's silence or refusal is reported in one line."""
     module = import_module(f"launcher.cli.{verb}")
+    if "--set" in argv and "--set" in module.parser()._option_string_actions:
+        from launcher.cli.overrides import with_texts
+
+        argv = with_texts(argv)
     try:
         return int(module.main(argv))
     except RuntimeError as error:
@@ -135,7 +154,13 @@ def run_verb(verb: str, argv: list[str]) -> int:
 
 
 def usage() -> str:
-    return USAGE.format(verbs="\n".join(f"  {verb:<10}{text}" for verb, text in VERBS.items()))
+    """Returns the verbs, group by group, wrapped at the terminal's width."""
+    width, lines = max(shutil.get_terminal_size().columns - 2, 30), list[str]()
+    for group, verbs in GROUPS.items():
+        lines.append(f"{group}:")
+        for verb, text in verbs.items():
+            lines += textwrap.wrap(text, width, initial_indent=f"  {verb:<10}", subsequent_indent=" " * 12)
+    return USAGE.format(purpose=textwrap.fill(PURPOSE, width), verbs="\n".join(lines))
 
 
 if __name__ == "__main__":

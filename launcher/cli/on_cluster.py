@@ -47,7 +47,7 @@ def searched(
         return None
     check_tracking_of(config)
     # Told of no single trial: copying during the trials would disturb their timings.
-    mirror = MlflowMirror(config.sweep.dir, name, config.sweep.mlflow_wait_s)
+    mirror = MlflowMirror(config.sweep.dir, name, config.sweep.mlflow_wait_s, config.tracking.loggers)
     mirror.begin()
     with Backends() as backends:
         found = search(name, problem, backends, base, tell=tell)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,41 @@ if TYPE_CHECKING:
     from launcher.goals.goal import Goal, Wanted
 
 
+SET = "--set"
+
+
 def add_overrides(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=meaning)
+    add_keys(parser, meaning)
     add_folder(parser)
+
+
+def add_keys(parser: argparse.ArgumentParser, meaning: str = "what differs from conf/config.yaml, in Hydra's grammar") -> None:
+    """Adds overrides to a parser, and where its help says which there are."""
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=meaning)
+    add_set(parser)
+    parser.epilog = "'trireme train --keys [WORD]' explains every KEY; 'trireme train --help' lists the groups."
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(SET, nargs=2, metavar=("KEY", "TEXT"), help="KEY=TEXT, the text taken as it is")
+
+
+def with_texts(words: Sequence[str]) -> list[str]:
+    """Returns a command line with the overrides that every ``--set KEY TEXT`` stands for."""
+    from launcher.config.text_keys import set_texts
+
+    rest, pairs = list[str](), list[tuple[str, str]]()
+    left = iter(words)
+    for word in left:
+        if word != SET:
+            rest.append(word)
+            continue
+        pair = [*itertools.islice(left, 2)]
+        if len(pair) < 2:
+            raise ConfigError("--set takes a KEY and a TEXT, as in --set sweep.name 'a,b'")
+        pairs.append((pair[0], pair[1]))
+    of_stages = [f"{key}={json.dumps(text)}" for key, text in pairs if key.startswith("stages.")]  # which are read as YAML
+    return [*rest, *of_stages, *set_texts([pair for pair in pairs if not pair[0].startswith("stages.")])]
 
 
 def add_folder(

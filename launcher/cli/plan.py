@@ -6,11 +6,11 @@ import argparse
 import dataclasses
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.console import emit
-from launcher.cli.overrides import NamedOption, add_overrides, goal_asked
+from launcher.cli.overrides import PathOption, add_overrides, goal_asked
+from launcher.cli.parser import VerbParser
 from launcher.goals.views import Answer
 from launcher.named_files import check_own
 from trainer.shared.run.errors import ConfigError
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from launcher.config import Config
     from launcher.goals.goal import GoalPlan
 
-
-PICTURE = "timeline.svg"
 
 DESCRIPTION = """\
 Predicts step time and memory of every layout that obeys the rules: tensor x pipeline x virtual pipeline x micro-batch x schedule x
@@ -66,29 +64,29 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--svg={arguments.svg} is where the timeline of one layout is drawn; say which, as in --explain 1")
     if arguments.measure is not None and (arguments.measure < 1 or arguments.explain is not None):
         raise ConfigError(f"--measure={arguments.measure} is how many layouts to measure, 1 or more, and stands without --explain")
-    if arguments.explain is not None:
-        check_own(arguments.svg or PICTURE, "--svg", drew)
+    if arguments.svg is not None:
+        check_own(arguments.svg, "--svg", drew)
 
 
 def answer_of(planned: GoalPlan, arguments: argparse.Namespace, seconds: float) -> Answer:
     """Returns the answer to the options: one row, the rows to measure, or the list."""
     if arguments.explain is not None:
-        return planned.explained(arguments.explain, Path(arguments.svg or PICTURE))
+        return planned.explained(arguments.explain, arguments.svg)
     if arguments.measure is not None:
         return planned.measures(arguments.measure, arguments.overrides)
     folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
     return planned.answer(arguments.top, seconds, [*arguments.overrides, *folder])
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> VerbParser:
     """Returns the parser of Hydra's overrides and this command's options."""
-    made = argparse.ArgumentParser("trireme plan", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = VerbParser("trireme plan", DESCRIPTION)
     add_overrides(made)
     made.add_argument("--top", type=int, default=10, metavar="N", help="how many layouts are listed (default: %(default)s)")
     made.add_argument("--measure", type=int, metavar="N", help="the N layouts to measure so that the step times of all are known best")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    made.add_argument("--explain", metavar="LAYOUT", help="a place of the list or a layout's name: its parts and its timeline")
-    made.add_argument("--svg", action=NamedOption, metavar="FILE", help="where the timeline is drawn (default: timeline.svg)")
+    made.add_argument("--explain", metavar="LAYOUT", help="a place of the list or a layout's name: its parts")
+    made.add_argument("--svg", action=PathOption, metavar="FILE", help="with --explain: draw the timeline there")
     made.add_argument("--limit", type=float, metavar="GB", help="memory to plan for, per device, in 1e9 bytes (default: the hardware's)")
     return made
 

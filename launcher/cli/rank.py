@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.arguments import open_sweep, sweep_parser
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
-from launcher.cli.repeats import warn
+from launcher.cli.parser import VerbParser
+from launcher.cli.repeats import warn, words
 from launcher.named_files import check_own
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
@@ -34,17 +35,12 @@ stands below the table. A terminal that is too narrow for all columns shows the 
 """
 
 
+USE = "each has its own place; measure the layout again (sweep.rerun=true)"
+
+
 def main(argv: list[str]) -> int:
     """Prints the ranking; 0 even if nothing was measured, since the table then says why."""
-    parser = sweep_parser("rank", DESCRIPTION)
-    parser.add_argument("--json", action="store_true", help="a JSON list of records instead of a table")
-    parser.add_argument(
-        "--csv",
-        action=NamedOption,
-        metavar="FILE",
-        help="also write the trials as a table that 'trireme validate' and 'search --replay' read",
-    )
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     from launcher.results.measurements import measure
     from launcher.results.ranking import rank
     from launcher.tables.canonical import write
@@ -53,15 +49,30 @@ def main(argv: list[str]) -> int:
         check_own(arguments.csv, "--csv", wrote_csv)
     sweep = open_sweep(arguments)
     ranked = rank(measure(sweep.records))
-    warn(repeated(sweep, ranked), "each has its own place; measure the layout again (sweep.rerun=true)")
+    contradictory = repeated(sweep, ranked)
     if arguments.csv is not None:
         write(arguments.csv, rows := table_rows(sweep, ranked))
         print(f"wrote {len(rows)} rows to {arguments.csv}", file=sys.stderr)
     if arguments.json:
+        warn(contradictory, USE)
         print(json.dumps([m.as_json() for m in ranked], indent=2, allow_nan=False))
     else:
-        show(wide_console(), sweep, ranked)
+        show(console := wide_console(), sweep, ranked)
+        if contradictory:
+            console.print(words(contradictory, USE), style="dim")
     return 0
+
+
+def parser() -> VerbParser:
+    made = sweep_parser("rank", DESCRIPTION)
+    made.add_argument("--json", action="store_true", help="a JSON list of records instead of a table")
+    made.add_argument(
+        "--csv",
+        action=NamedOption,
+        metavar="FILE",
+        help="also write the trials as a table that 'trireme validate' and 'search --replay' read",
+    )
+    return made
 
 
 def repeated(sweep: Sweep, ranked: Sequence[Measurement]) -> list[list[Repeat]]:
@@ -121,6 +132,7 @@ def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
     if trials:
         styles = ["bold green" if m.place == 1 else "" if m.place else "dim" for m in trials]
         console.print(fitted_table(columns(trials, names), console.width, styles))
+    console.print(labels.spent([(m.gpu_hours, m.price) for m in trials]), style="dim")
     tied = leaders(ranked)[1:]
     if tied:
         console.print(f"= {len(tied)} more cannot be told from the best by these measurements; more steps (run.steps) may", style="dim")
@@ -162,12 +174,28 @@ def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column
         Column("tokens/s", [labels.amount(m.tokens_per_s) for m in trials], keep=5, right=True),
         Column("memory", [labels.memory(m.peak_memory_bytes) for m in trials], keep=5, right=True),
         Column("MFU", [labels.percent(m.mfu) for m in trials], keep=5, right=True),
+        *cost_columns(trials),
         Column("outcome", [outcome(m) for m in trials], keep=1),
     ]
     known = {"predicted": any(m.predicted_step_time_s for m in trials), "MFU": any(m.mfu for m in trials)}
     known["error"] = known["predicted"]
     known["80 %"] = any(m.predicted_interval_s for m in trials)
     return [column for column in made if known.get(column.name, True)]
+
+
+def cost_columns(trials: Sequence[Measurement]) -> list[Column]:
+    """Costs of 1e9 tokens and of each trial: in money where GPU-hours have a price."""
+    from launcher import labels
+
+    if any(m.price for m in trials):
+        return [
+            Column("1e9 tokens", [labels.money(m.price_per_billion_tokens) for m in trials], keep=4, right=True),
+            Column("cost", [labels.money(m.price) for m in trials], keep=5, right=True),
+        ]
+    return [
+        Column("GPU-h/1e9 tokens", [labels.amount(m.gpu_hours_per_billion_tokens) for m in trials], keep=6, right=True),
+        Column("GPU-hours", [labels.amount(m.gpu_hours) for m in trials], keep=6, right=True),
+    ]
 
 
 def outcome(m: Measurement) -> str:

@@ -20,7 +20,7 @@ MEDIAN = "their median is learnt from; leave out the one that is wrong"
 def warn(found: Sequence[Sequence[Repeat]], use: str) -> None:
     """Warns of contradicting repeats on standard error. ``use``: their use and the remedy."""
     if found:
-        print(shown(words(found, use)), file=sys.stderr)
+        print(shown(f"warning: {words(found, use)}"), file=sys.stderr)
 
 
 def words(found: Sequence[Sequence[Repeat]], use: str) -> str:
@@ -30,4 +30,4 @@ def words(found: Sequence[Sequence[Repeat]], use: str) -> str:
     between = f" ({len(worst) - len(shown)} between)" if len(worst) > len(shown) else ""
     listed = ", ".join(f"{name} {seconds(took)}" for name, took in shown)
     others = f"; so do those of {len(found) - 1} more" if len(found) > 1 else ""
-    return f"warning: repeats of one layout contradict each other: {listed}{between}{others}; {use}"
+    return f"repeats of one layout contradict each other: {listed}{between}{others}; {use}"

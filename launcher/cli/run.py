@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.overrides import NamedOption, add_folder, key_of
+from launcher.cli.overrides import NamedOption, add_folder, add_set, key_of
+from launcher.cli.parser import VerbParser
 from launcher.named_files import check_folder
 from trainer.shared.run.errors import ConfigError
 
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
         if arguments.json:
             print(json.dumps({"pipeline": name, "stages": [_plain(item, _state(item, wanted)) for item in planned]}, indent=1))
         return 0
+    confirm_stages(wanted)
     outcomes = _run(name, wanted)
     if arguments.json:
         print(json.dumps({"pipeline": name, "stages": [_plain(o.planned, o.status, o.detail) for o in outcomes]}, indent=1))
@@ -97,16 +99,18 @@ def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
         from launcher.sweep.multirun import check_tracking_of  # and with it the cost model
 
         check_tracking_of(wanted[0].config)
-    mirror = process.MlflowMirror(wanted[0].config.sweep.dir, name, wanted[0].config.sweep.mlflow_wait_s)
+    settings = wanted[0].config.sweep
+    mirror = process.MlflowMirror(settings.dir, name, settings.mlflow_wait_s, wanted[0].config.tracking.loggers)
     outcomes = run_stages(name, wanted, [mirror])
     if any(outcome.status != "reused" for outcome in outcomes):
         mirror.finish(0 if any(outcome.status == "submitted" for outcome in outcomes) else None)
     return outcomes
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("trireme run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> VerbParser:
+    made = VerbParser("trireme run", DESCRIPTION)
     made.add_argument("words", nargs="+", metavar="KEY=VALUE", help="pipeline=NAME; stages.STAGE.KEY=VALUE; keys of all stages")
+    add_set(made)
     made.add_argument("--until", action=NamedOption, metavar="STAGE", help="only this stage and what it needs")
     made.add_argument("--from", dest="start", action=NamedOption, metavar="STAGE", help="only this stage and what needs it")
     made.add_argument("--only", action=NamedOption, metavar="STAGE", help="only this stage")
@@ -120,6 +124,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     add_folder(made, "folder of config groups of your own, such as DIR/pipeline/NAME.yaml")
     return made
+
+
+def confirm_stages(wanted: Sequence[PlannedStage]) -> None:
+    """Says the predicted cost of the stages that will be made, and asks where it exceeds ``sweep.confirm_gpu_hours``."""
+    from launcher.sweep.bill import added_up, confirm
+
+    making = [item for item in wanted if item.made is None]
+    bill = added_up((item.predicted_s, item.ranks, item.config.cluster.price_per_gpu_hour) for item in making)
+    confirm(bill, wanted[0].config.sweep.confirm_gpu_hours, "predicted")
 
 
 def _words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:

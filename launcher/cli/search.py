@@ -12,6 +12,7 @@ from launcher.cli import calibrate, recipes
 from launcher.cli.console import emit
 from launcher.cli.on_cluster import alone, name_of_search, recipe_path, say, searched
 from launcher.cli.overrides import NamedOption, add_overrides, goal_asked, typed
+from launcher.cli.parser import VerbParser
 from launcher.goals.views import Answer
 from launcher.named_files import check_file, check_folder, write_named
 from trainer.shared.run.errors import ConfigError
@@ -57,8 +58,8 @@ def main(argv: list[str]) -> int:
     return run(goal, config, compose(alone(config), arguments.config_dir), arguments.overrides, wanted, arguments.json)
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("trireme search", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> VerbParser:
+    made = VerbParser("trireme search", DESCRIPTION)
     add_overrides(made)
     made.add_argument("--replay", action=NamedOption, metavar="CSV", help="search this table's sweeps, not a cluster (in a checkout)")
     made.add_argument("--only", action=NamedOption, metavar="TEXT", help="replay: only sweeps whose name contains this")
@@ -110,6 +111,8 @@ def run(goal: Goal, config: Config, default: Config, overrides: Sequence[str], w
     check_folder(config.sweep.dir, "sweep.dir")
     search = goal.search(config, wanted)
     say(f"search {name}: {search.size()}")
+    if not config.dry_run:
+        ask(search.most_gpu_hours(), config)
     found = searched(
         name, search.problem, overrides, lambda *trial: say(search.line(*trial)),
         lambda found: Store(config.sweep.dir).write_front(name, front) if found.trials and (front := search.front(found)) else None,
@@ -121,6 +124,15 @@ def run(goal: Goal, config: Config, default: Config, overrides: Sequence[str], w
     if found.interrupted:
         raise found.interrupted
     return 0 if search.won(found) and not found.unfinished else 1
+
+
+def ask(most: float | None, config: Config) -> None:
+    """Says the GPU-hours that a search takes at most, and asks where they exceed ``sweep.confirm_gpu_hours``."""
+    from launcher.sweep.bill import Bill, confirm
+
+    price = config.cluster.price_per_gpu_hour
+    bill = Bill(most or 0.0, 0.0, None if most is None or price is None else most * price, int(most is None))
+    confirm(bill, config.sweep.confirm_gpu_hours, "at most")
 
 
 def write(

@@ -1,14 +1,17 @@
-"""``trireme serve MODEL [KEY=VALUE ...]``: completions over HTTP. The trainer serves: in this process, or with keys (``layout.tensor=2``)
-in a job under that layout. The first signal lets running requests finish, a second ends it at once."""
+"""``trireme serve MODEL [KEY=VALUE ...]``: completions and chat over HTTP. The trainer serves: in this process, or with keys
+(``layout.tensor=2``) in a job under that layout. The first signal lets running requests finish, a second ends it at once."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
 from types import FrameType
 
 from launcher.cli.generate import copier, for_generation, parsed, split, told
+from launcher.cli.overrides import add_overrides
+from launcher.cli.parser import VerbParser
 from launcher.interrupt import leave
 from launcher.own_python import finding_ours, module
 from trainer.shared.run.command_lines import ServeCommand, asked, serve_parser
@@ -18,6 +21,9 @@ from trainer.shared.run.stages import STOP
 
 def main(argv: list[str]) -> int:
     """Exit code 0 when it was asked to end, 1 the job failed, 2 wrong input."""
+    if {"-h", "--help"} & {*argv}:
+        parser().print_help()
+        return 0
     from launcher.config.packages import need
 
     words, overrides, own = split(argv)
@@ -48,3 +54,10 @@ def main(argv: list[str]) -> int:
 
     run_job(locate_data(config), "serve", lambda *_: None, stage=told("serve", command), watch=watch, on_signal=on_signal)
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the words of the command line, for help and completion."""
+    made = serve_parser(VerbParser)
+    add_overrides(made, "a layout, a cluster: the server is a job (cluster=slurm layout.tensor=2)")
+    return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -12,14 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import recipes
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.on_cluster import FOLDER, alone
+from launcher.cli.deadline import backwards
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
-from launcher.labels import plural
+from launcher.cli.parser import VerbParser
+from launcher.cli.sized_run import (
+    SIZED,
+    WRITTEN,
+    asked_model,
+    cluster_of,
+    configuration,
+    how_to_use,
+    model_of,
+    model_words,
+    named,
+    planned_seconds,
+    price_of,
+)
+from launcher.labels import amount, money, plural
 from launcher.named_files import check_own
-from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.read import from_dict, to_dict
-from trainer.shared.run.schema import RECOMPUTE, LayoutConfig, ModelConfig
+from trainer.shared.run.schema import RECOMPUTE, ModelConfig
 
 if TYPE_CHECKING:
     from launcher.config import Config
@@ -30,21 +42,20 @@ if TYPE_CHECKING:
 HONOURED = ("cluster.", "hardware.", "trainer.", "data.", "tracking.", "run.precision.", "search.space.")
 """Keys that may be given. Other keys are outputs of this command."""
 
-WRITTEN = "Written by 'trireme size'."
-"""A comment of every recipe that it writes: the next one may take its place."""
+PRICE = "cluster.price_per_gpu_hour"
 
 DESCRIPTION = """\
-How large a model can be trained in the given days on the given tokens, with the shape, learning rate, batch and schedule that published
-runs of that size used, and what the same GPU time could buy instead.
+Without a model: the largest one that trains on the tokens within the days, with the hyper-parameters of published runs of that size, and
+what the same GPU time could buy instead. With a model (model=NAME, or --parameters) and --days: the GPUs that end in time, the fewest, the
+cheapest and the fastest number, with layout, GPU-hours and money (cluster.price_per_gpu_hour); --gpus is then the most that there are.
 
-The speed is the cost model's, of the best layout on the hardware that is named (hardware=a100_80), or what --tflops says that a GPU
-achieves: executed FLOPs, recomputed ones included, so give --recompute with it (full is the 8 N of older tables, none is 6 N).
+The speed is the cost model's, of the best layout on the named hardware, or what --tflops says that a GPU executes, with --recompute.
 
 examples:
   trireme size --gpus 1024 --days 24 --tokens 300e9 hardware=a100_80
-  trireme size --gpus 64 --days 10 --compute-optimal --family llama hardware=h100 --out runs/recipe/mine.yaml
+  trireme size --gpus 64 --days 10 --compute-optimal --family llama hardware=h100
   trireme size --gpus 1024 --days 34 --tokens 300e9 --tflops 140 --recompute full
-  trireme size --parameters 20e9 --tokens 300e9
+  trireme size --parameters 20e9 --tokens 300e9 --days 30 hardware=h100
 """
 
 
@@ -57,6 +68,8 @@ def main(argv: list[str]) -> int:
     check(arguments)
     if arguments.out is not None:
         check_own(arguments.out, "--out", lambda text: WRITTEN in text)
+    if arguments.days is not None and asked_model(arguments):
+        return backwards(arguments)
     budget, seconds, config = basis(arguments)
     choice, others = choose(arguments, budget, seconds)
     start = baseline(choice.model, choice.tokens, arguments.gpus or 1)
@@ -66,24 +79,20 @@ def main(argv: list[str]) -> int:
         recipes.write(Path(arguments.out), ready, comment, "--out")
         print(f"written: {arguments.out}; {how_to_use(Path(arguments.out))}", file=sys.stderr)
     if arguments.json:
-        print(json.dumps(document(choice, others, start, ready), indent=2, allow_nan=False))
+        print(json.dumps(document(choice, others, start, ready, arguments), indent=2, allow_nan=False))
     else:
         show(choice, others, start, ready, arguments)
     return 0
 
 
-SIZED = tuple(name for name, family in FAMILIES.items() if family.published is not None)
-"""Families of which the shapes of published models are known."""
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("trireme size", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> VerbParser:
+    made = VerbParser("trireme size", DESCRIPTION)
     add_overrides(made, "hardware=NAME and other keys, in Hydra's grammar")
-    made.add_argument("--gpus", type=int, help="number of GPUs")
+    made.add_argument("--gpus", type=int, help="number of GPUs; with a model and --days, the most there are")
     made.add_argument("--days", type=float, help="days of training")
     made.add_argument("--tokens", type=float, help="tokens to train on, such as 300e9")
     made.add_argument("--compute-optimal", action="store_true", help="choose the tokens too: 20 per parameter (Chinchilla)")
-    made.add_argument("--parameters", type=float, help="a model of this size, such as 20e9, instead of the largest that the days allow")
+    made.add_argument("--parameters", type=float, help="a model of this size, such as 20e9, instead of the largest")
     made.add_argument("--family", default=ModelConfig.family, choices=SIZED, help="architecture (default: %(default)s)")
     made.add_argument("--vocab", type=int, help="vocabulary (default: the family's)")
     made.add_argument("--seq", type=int, help="sequence length (default: 2048)")
@@ -113,23 +122,29 @@ def check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--tokens is missing; say how many tokens there are, or --compute-optimal to choose them by the size")
     if arguments.tokens is not None and arguments.compute_optimal:
         raise ConfigError("--tokens and --compute-optimal contradict each other; give one of them")
-    if arguments.parameters is None and (arguments.gpus is None or arguments.days is None):
-        raise ConfigError("--gpus and --days say how large a model may be; give both, or the size itself with --parameters")
-    if arguments.parameters is not None and arguments.days is not None:
-        raise ConfigError("--parameters and --days contradict each other: the size follows from the days; give one of them")
-    if strange := [word for word in arguments.overrides if not f"{key_of(word)}.".startswith(HONOURED)]:
+    if arguments.parameters is not None and (words := model_words(arguments)):
+        raise ConfigError(f"--parameters={arguments.parameters:g} and {words[0]} contradict each other; give one of them")
+    if not asked_model(arguments) and (arguments.gpus is None or arguments.days is None):
+        raise ConfigError("--gpus and --days say how large a model may be; give both, or the model itself (--parameters, or model=NAME)")
+    backwards = asked_model(arguments) and arguments.days is not None
+    if strange := [
+        word for word in arguments.overrides if not f"{key_of(word)}.".startswith(HONOURED) and word not in model_words(arguments)
+    ]:
         known = listed(key.strip(".") for key in HONOURED)
         raise ConfigError(f"{strange[0]} is not for 'trireme size', which chooses model, hyper-parameters and layout; keys are {known}")
     if arguments.recompute is not None and arguments.tflops is None:
         raise ConfigError(f"--recompute={arguments.recompute} says what --tflops counts; give both, or neither for the best layout's own")
-    if arguments.gpus is None and (arguments.tflops is not None or arguments.overrides):
-        given = arguments.overrides[0] if arguments.overrides else f"--tflops={arguments.tflops:g}"
-        raise ConfigError(f"{given} says where a model trains; say with --gpus on how many")
-    if arguments.tflops is not None and arguments.overrides:
-        raise ConfigError(f"--tflops replaces the cost model, which {arguments.overrides[0]!r} is for; give one of them")
+    places = [word for word in arguments.overrides if word not in model_words(arguments)]
+    if arguments.gpus is None and not backwards and (arguments.tflops is not None or places):
+        given = places[0] if places else f"--tflops={arguments.tflops:g}"
+        raise ConfigError(f"{given} says where a model trains; say with --gpus on how many, or with --days in what time")
+    if arguments.tflops is not None and (others := [word for word in places if key_of(word) != PRICE]):
+        raise ConfigError(f"--tflops replaces the cost model, which {others[0]!r} is for; give one of them")
     if nodes := [word for word in arguments.overrides if key_of(word) == "cluster.nodes"]:
         raise ConfigError(
             f"{nodes[0]} contradicts --gpus={arguments.gpus}, which nodes follow from; set cluster.gpus_per_node, if anything"
+            if arguments.gpus is not None
+            else f"{nodes[0]} is an answer of this command; give the most there are with --gpus, and cluster.gpus_per_node, if anything"
         )
 
 
@@ -146,94 +161,35 @@ def basis(arguments: argparse.Namespace) -> tuple[Budget | None, Seconds | None,
     return budget, planned_seconds(config), config
 
 
-def cluster_of(arguments: argparse.Namespace) -> Config:
-    """The configuration whose cluster has exactly the GPUs asked for."""
-    from launcher.config import compose
-
-    config = compose(["run.precision=bf16", *arguments.overrides], arguments.config_dir)
-    if not config.cluster.hardware.peak_tflops:
-        raise ConfigError("which GPUs? name them with hardware=NAME (conf/hardware), or say what one achieves with --tflops")
-    given = {"cluster", "cluster.gpus_per_node"} & set(map(key_of, arguments.overrides))
-    per_node = min(config.cluster.gpus_per_node if given else 8, arguments.gpus)
-    if arguments.gpus % per_node:
-        raise ConfigError(f"--gpus={arguments.gpus} does not fill nodes of {per_node}; use a multiple, or set cluster.gpus_per_node")
-    cluster = dataclasses.replace(config.cluster, nodes=arguments.gpus // per_node, gpus_per_node=per_node)
-    try:
-        from_dict(type(cluster), to_dict(cluster), "cluster.")
-    except ConfigError as error:
-        raise ConfigError(f"--gpus={arguments.gpus}: {error}") from None
-    return dataclasses.replace(config, cluster=cluster)
-
-
-def planned_seconds(config: Config) -> Seconds:
-    """Training time by the cost model: steps of the best layout that fits."""
-    from launcher.planning.baseline import baseline
-
-    def seconds(model: ModelConfig, tokens: float) -> float:
-        start = baseline(model, max(tokens, 1e9), config.cluster.world_size)
-        run = dataclasses.replace(start.run, precision=config.run.precision)
-        _, step = best_layout(dataclasses.replace(config, model=model, run=run))
-        return step * tokens / (start.run.global_batch * model.seq)
-
-    return seconds
-
-
-def best_layout(config: Config) -> tuple[LayoutConfig, float]:
-    """The fastest layout that fits, and its step time; the time is infinite when none fits."""
-    from launcher.planning.plan import plan
-
-    planned = plan(config, dataclasses.replace(config.search.space, partial_recompute=False))
-    if not len(planned.order):
-        return config.layout, math.inf
-    row = int(planned.order[0])
-    return planned.layout(row), float(planned.seconds[row])
-
-
 def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Seconds | None) -> tuple[ModelSizeOption, list[ModelSizeOption]]:
     """The model asked for, and the alternatives of the same budget."""
-    from launcher.planning.shapes import count, shape_for
+    from launcher.planning.shapes import count
     from launcher.planning.size import DAY, TOKENS_PER_PARAMETER, ModelSizeOption, alternatives, largest
 
-    seq = arguments.seq or 2048
-    if arguments.parameters is not None:
-        model = shape_for(arguments.family, arguments.parameters, arguments.vocab, seq)
+    if asked_model(arguments):
+        model = model_of(arguments)
         tokens = arguments.tokens or TOKENS_PER_PARAMETER * count(model)
         days = seconds(model, tokens) / DAY if seconds else math.nan
         if math.isinf(days):
             raise ConfigError(
-                f"--parameters={arguments.parameters:g} does not fit into the memory of {plural(arguments.gpus, 'GPU')} in any layout; "
+                f"{named(arguments)} does not fit into the memory of {plural(arguments.gpus, 'GPU')} in any layout; "
                 "give more --gpus, or fewer --parameters"
             )
         return ModelSizeOption("asked", model, tokens, days), []
     assert budget is not None and seconds is not None, "checked: GPUs and days are given"
-    choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, seq)
+    choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, arguments.seq or 2048)
     return choice, alternatives(choice, budget, seconds)
 
 
-def configuration(choice: ModelSizeOption, start: Baseline, config: Config | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns a recipe's changes of the defaults: model, optimizer, run, and the planned layout and cluster."""
-    from launcher.config import compose
-    from launcher.config.hardware import hardware_files
-    from launcher.planning.recipe import recipe
-
-    ready = dataclasses.replace(config or compose([]), model=start.model, optimizer=start.optimizer, run=start.run)
-    if config is not None:
-        ready = dataclasses.replace(ready, run=dataclasses.replace(start.run, precision=config.run.precision))
-        ready = dataclasses.replace(ready, layout=best_layout(ready)[0])
-    for section in ("model", "optimizer", "run", "layout"):  # a recipe must be a valid run
-        part = getattr(ready, section)
-        from_dict(type(part), to_dict(part), f"these options lead to a run that cannot be: {section}.")
-    return recipe(ready, compose(alone(ready)), hardware_files())
+def cost_of(choice: ModelSizeOption, arguments: argparse.Namespace) -> dict[str, float | None]:
+    """Returns the GPU-hours of a choice and their price; None where GPUs or price are not known."""
+    hours = None if arguments.gpus is None or math.isnan(choice.days) else arguments.gpus * choice.days * 24
+    price = price_of(arguments)
+    return {"gpu_hours": hours, "price": None if hours is None or price is None else hours * price}
 
 
-def how_to_use(path: Path) -> str:
-    """The command that trains the recipe at ``path``, or where it has to be for that."""
-    from launcher.config import conf_dir
-
-    places = (folder / f"{path.stem}.yaml" for folder in (conf_dir() / "recipe", FOLDER))
-    if path.resolve() == next((place.resolve() for place in places if place.is_file()), None):
-        return f"use it: trireme train recipe={path.stem}"
-    return f"'trireme train recipe=NAME' would find it as {FOLDER}/NAME.yaml, with a NAME that no recipe has that ships"
+LESS = {"GPU-hours": 1, "layers": 2, "hidden": 2, "heads": 2, "ffn": 2}
+"""Columns that a narrow terminal does without; the configuration has them."""
 
 
 def show(
@@ -243,15 +199,19 @@ def show(
     from launcher.planning.size import MEMORY
 
     console, all_of_them = wide_console(), (choice, *others)
+    costs = [cost_of(each, arguments) for each in all_of_them]
     figures = {
         "parameters": [f"{each.parameters / 1e9:.4g} B" for each in all_of_them],
         "tokens": [f"{each.tokens / 1e9:.4g} B" for each in all_of_them],
         "days": ["-" if each.days != each.days else f"{each.days:.1f}" for each in all_of_them],
+        "GPU-hours": [amount(cost["gpu_hours"]) for cost in costs],
+        "cost": [money(cost["price"]) for cost in costs],
         "loss": [f"{each.loss:.3f}" for each in all_of_them],
         **{name: [str(getattr(each.model, name)) for each in all_of_them] for name in ("layers", "hidden", "heads", "ffn")},
     }
     names = Column("", [each.name for each in all_of_them], least=len("compute-optimal"))
-    columns = [names, *(Column(head, cells, right=True) for head, cells in figures.items())]
+    known = {head: cells for head, cells in figures.items() if {*cells} != {"-"}}
+    columns = [names, *(Column(head, cells, right=True, keep=LESS.get(head, 0)) for head, cells in known.items())]
     console.print(fitted_table(columns, console.width, [""] * len(all_of_them)))
     if choice.limit == MEMORY:
         console.print(f"memory, not days, limits the size: a larger {choice.model.family} fits in no layout; more --gpus would hold it")
@@ -260,13 +220,15 @@ def show(
         print(recipes.as_yaml(ready))
 
 
-def document(choice: ModelSizeOption, others: list[ModelSizeOption], start: Baseline, ready: dict[str, Any]) -> dict[str, Any]:
+def document(
+    choice: ModelSizeOption, others: list[ModelSizeOption], start: Baseline, ready: dict[str, Any], arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Returns the document of ``--json``."""
 
     def entry(c: ModelSizeOption) -> dict[str, Any]:
         days = None if c.days != c.days else c.days
         known = {"name": c.name, "parameters": c.parameters, "tokens": c.tokens, "days": days, "limit": c.limit, "loss": c.loss}
-        return {**known, "model": to_dict(c.model)}
+        return {**known, **cost_of(c, arguments), "model": to_dict(c.model)}
 
     return {
         "choice": entry(choice),

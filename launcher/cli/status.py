@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.arguments import caught_up
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
-from launcher.labels import one_line
+from launcher.cli.parser import VerbParser
+from launcher.labels import one_line, shown
 from trainer.shared.records.outcome import Status
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,22 +28,19 @@ _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", S
 
 def main(argv: list[str]) -> int:
     """Prints the table; 0 however the trials stand."""
-    parser = argparse.ArgumentParser("trireme status", description="How the trials of a sweep, or the stages of a pipeline, stand.")
-    parser.add_argument(
-        "sweep", nargs="?", metavar="SWEEP|STAGE", help="name of a sweep, a pipeline or a stage (default: the newest sweep)"
-    )
-    parser.add_argument("--all", action="store_true", help="list all sweeps, the newest first, instead of one sweep's trials")
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    parser.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     from launcher.backends.snapshot import CodeSnapshot
     from launcher.trials.store import Store
 
     store = Store(arguments.dir)
+    if arguments.watch is not None and (arguments.all or arguments.json or not 0 < arguments.watch < 86400):
+        raise ConfigError(f"--watch={arguments.watch:g} takes seconds above 0, and stands without --all and --json")
     if arguments.all:
         sweeps = [store.sweep(name) for name in store.names()]
         _print([_counts(sweep) for sweep in sweeps], lambda console: _show_all(console, sweeps), arguments.json)
         return 0
+    if arguments.watch is not None:
+        return watch(store, arguments.sweep, arguments.watch)
     sweep = caught_up(store, lambda: _asked_for(store, arguments.sweep))
     here = CodeSnapshot().digest if any(map(_code, sweep.records)) else None
     document = {"sweep": sweep.name, "code_here": here, "trials": [_as_json(r) for r in sweep.records]}
@@ -53,6 +52,47 @@ def main(argv: list[str]) -> int:
             f"{CodeSnapshot().project / 'trainer'}"
         )
     return 0
+
+
+def parser() -> VerbParser:
+    made = VerbParser("trireme status", "Tells how the trials of a sweep, or the stages of a pipeline, stand.")
+    made.add_argument("sweep", nargs="?", metavar="SWEEP|STAGE", help="name of a sweep, a pipeline or a stage (default: the newest sweep)")
+    made.add_argument("--all", action="store_true", help="list all sweeps, the newest first, instead of one sweep's trials")
+    made.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=2.0,
+        metavar="SECONDS",
+        help="until all trials have ended: the table anew every 2 seconds; without a terminal a line for each change",
+    )
+    made.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    made.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
+    return made
+
+
+def watch(store: Store, name: str | None, every_s: float) -> int:
+    """Shows a sweep until all its trials have ended: on a terminal the table anew, elsewhere a line for each change of a trial's state. 0
+    however they end."""
+    from launcher.trials.labels import outcome, state, trial_labels
+
+    console, known = wide_console(), dict[str, str]()
+    name = name or store.sweep(None).name  # a newer sweep does not take its place
+    while True:
+        sweep = caught_up(store, lambda: _asked_for(store, name))
+        if console.is_terminal:
+            console.clear()
+            _show(console, sweep)
+        else:
+            labels = trial_labels(sweep.records)
+            for record in sweep.records:
+                if known.get(record.id) != (now := state(record)):
+                    known[record.id] = now
+                    words = outcome(record) if record.status.final else now
+                    print(shown(f"{time.strftime('%H:%M:%S')}  {record.id}  {labels[record.id]}: {one_line(words)}"), flush=True)
+        if all(record.status.final for record in sweep.records):
+            return 0
+        time.sleep(every_s)
 
 
 def _asked_for(store: Store, name: str | None) -> Sweep:
@@ -79,7 +119,7 @@ def _print(document: Any, show: Callable[[Console], None], as_json: bool) -> Non
 
 
 def _as_json(record: Record) -> dict[str, Any]:
-    from launcher.trials.labels import elapsed_s, step, total_steps
+    from launcher.trials.labels import elapsed_s, left_s, step, total_steps
 
     return {
         "trial": record.id,
@@ -91,6 +131,7 @@ def _as_json(record: Record) -> dict[str, Any]:
         "step": step(record),
         "steps": total_steps(record),
         "elapsed_s": elapsed_s(record),
+        "left_s": left_s(record),
         "layout": record.config.get("layout"),
         "overrides": list(record.overrides),
         "nodes": list(record.nodes),
@@ -115,8 +156,9 @@ def _show(console: Console, sweep: Sweep) -> None:
 
 
 def _columns(trials: Sequence[Record], names: dict[str, str]) -> list[Column]:
-    from launcher.trials.labels import duration, elapsed_s, state, step, total_steps
+    from launcher.trials.labels import duration, elapsed_s, left_s, state, step, total_steps
 
+    left = [left_s(record) for record in trials]
     steps = [(step(record) or 0, total_steps(record)) for record in trials]
     return [
         Column("trial", [record.id for record in trials], keep=1),
@@ -125,6 +167,7 @@ def _columns(trials: Sequence[Record], names: dict[str, str]) -> list[Column]:
         Column("attempt", [str(record.attempt) for record in trials], keep=3, right=True),
         Column("step", [f"{made}/{total}" if total else "-" for made, total in steps], right=True),
         Column("elapsed", [duration(elapsed_s(record)) for record in trials], keep=2, right=True),
+        *([Column("left", [duration(seconds) for seconds in left], keep=1, right=True)] if any(each is not None for each in left) else []),
     ]
 
 

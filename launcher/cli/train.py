@@ -1,44 +1,53 @@
 """``trireme train``: Hydra composes one run, or a sweep with ``-m``; the sweep loop runs it.
 
-Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cfg job``, ``--help``, ``--config-dir``,
-``hydra/sweeper=...``. Three flags are ours: ``--dry-run`` prints what would be submitted, ``--keys`` explains every key,
-``--schema`` prints the JSON schema of the configuration for editors.
+Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cfg job``, ``--config-dir``, ``hydra/sweeper=...``. Four
+flags are ours: ``--help``, ``--dry-run`` prints what would be submitted, ``--keys`` explains every key, ``--schema`` prints the JSON schema
+of the configuration for editors.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from launcher.cli.console import wide_console
 from launcher.cli.main import plain
-from launcher.config.clusters import backend_names, cluster_class
-from launcher.config.compose import check_overrides, plain_errors, register_schema
-from launcher.config.folders import conf_dir
-from launcher.config.json_schema import json_schema
-from launcher.config.schema import Config
-from launcher.config.text_keys import in_quotes, several_texts, split
-from launcher.sweep.multirun import Multirun
+from launcher.cli.overrides import add_keys
+from launcher.cli.parser import VerbParser
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.read import flatten
-from trainer.shared.run.schema import field_docs
+
+DESCRIPTION = """\
+Trains one layout, or with -m every combination of KEY=A,B,C, and measures it. What was measured before is not run again. Overrides are in
+Hydra's grammar, and Hydra's other flags and sweepers work too.
+
+examples:
+  trireme train model=gpt_tiny layout.tensor=2 layout.pipeline=2
+  trireme train -m model=gpt_tiny layout.tensor=1,2 layout.pipeline=1,2
+  trireme train recipe=gpt3_1.3b cluster=slurm --dry-run
+  trireme train --keys learning rate
+"""
+FEW = 4
+"""Options of a group that the help names."""
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0 if every trial was measured or submitted (in a sweep, some may be out of memory or diverged; with ``--dry-run``:
     printed), 1 if one failed or was stopped, or none was measured, 2 for wrong input."""
-    if "--keys" in argv:
-        return print_keys([a for a in argv if not a.startswith("-")])
-    if "--schema" in argv:
-        return print_schema([a for a in argv if not a.startswith("-")])
+    if {"-h", "--help"} & {*argv}:
+        parser().print_help()
+        return 0
+    if "--keys" in argv or "--schema" in argv:
+        from launcher.cli.keys import print_keys, print_schema
+
+        return (print_keys if "--keys" in argv else print_schema)([a for a in argv if not a.startswith("-")])
     import hydra
+
+    from launcher.config import conf_dir
+    from launcher.config.compose import check_overrides, plain_errors, register_schema
+    from launcher.config.text_keys import in_quotes, several_texts, split
+    from launcher.sweep.multirun import Multirun
 
     overrides = [_dry_run(a) for a in argv]
     flags, plain = _split(overrides)
@@ -68,6 +77,33 @@ def main(argv: list[str]) -> int:
     if sweep.error is not None:
         raise sweep.error
     return sweep.exit_code
+
+
+def parser() -> VerbParser:
+    """Returns the words that Hydra reads, for help and completion, with the groups and some of their options."""
+    made = VerbParser("trireme train", DESCRIPTION)
+    add_keys(made)
+    made.epilog = f"groups, each with its first options:\n\n{groups()}"
+    made.add_argument("-m", "--multirun", action="store_true", help="every combination of several values is a trial")
+    made.add_argument("--dry-run", nargs="?", choices=("client", "server"), help="print what would be submitted; start nothing")
+    made.add_argument("--keys", nargs="*", metavar="WORD", help="explain every key, or those about a word")
+    made.add_argument("--schema", nargs="?", metavar="SECTION", help="the JSON schema of configuration files, for editors")
+    made.add_argument(
+        "--cfg", "-c", choices=("job", "hydra", "all"), metavar="WHAT", help="print the configuration (job, hydra or all) and stop"
+    )
+    made.add_argument("--config-dir", "-cd", metavar="DIR", help="folder of config groups of your own, such as DIR/trainer/NAME.yaml")
+    made.add_argument("--info", "-i", metavar="WHAT", help="how Hydra composed the configuration: defaults, searchpath, ...")
+    made.add_argument("--hydra-help", action="store_true", help="Hydra's other flags")
+    return made
+
+
+def groups() -> str:
+    """Lists the config groups as the help of ``trireme train`` shows them."""
+    from launcher.config.compose import config_groups
+    from trainer.shared.run.errors import options_listed
+
+    shown = {group: [name for name in names if not name.startswith("_")] for group, names in config_groups().items()}
+    return "\n".join(f"  {group:<10}   {options_listed(names, FEW)}" for group, names in shown.items())
 
 
 def _by_key(error: OSError, folder: str) -> OSError | ConfigError:
@@ -107,36 +143,3 @@ def _own_folder(flags: list[str]) -> Path | None:
                 raise ConfigError(f"{name}= is empty (unset shell variable?); give a folder or drop it")
             return Path(value or following)
     return None
-
-
-def print_keys(words: list[str]) -> int:
-    """Every key of which the name or the meaning, with its backend, contains one of ``words`` (all without); ``ConfigError`` for none."""
-    table = Table("key", "default", "meaning", box=None, pad_edge=False)
-    for name, (default, doc) in key_docs().items():
-        if not words or any(word.lower() in f"{name} {doc}".lower() for word in words):
-            table.add_row(name, Text("null" if default is None else str(default)), Text(doc))
-    if not table.row_count:
-        raise ConfigError(f"no key matches {' or '.join(map(repr, words))}; 'trireme train --keys' lists all")
-    wide_console().print(table)
-    return 0
-
-
-def print_schema(words: list[str]) -> int:
-    """The JSON schema of a recipe file, or of the files of one section: ``--schema cluster``."""
-    if len(words) > 1:
-        raise ConfigError(f"--schema takes one section, not {' '.join(words)}; name one, or none for a whole recipe")
-    print(json.dumps(json_schema(*words), indent=1))
-    return 0
-
-
-def key_docs() -> dict[str, tuple[Any, str]]:
-    """``{key: (default, meaning)}`` of the whole configuration with ``cluster=local``, and of the other backends' clusters."""
-    docs, defaults = field_docs(Config), flatten(Config())
-    of_all, owners = set(docs), dict[str, list[str]]()
-    for backend in backend_names():
-        cluster = cluster_class(backend)
-        for key, doc in field_docs(cluster, "cluster.").items():
-            docs.setdefault(key, doc)
-            owners.setdefault(key, []).append(backend)
-        defaults |= {k: v for k, v in flatten(cluster(), "cluster.").items() if k not in defaults}
-    return {key: (defaults.get(key), doc if key in of_all else f"{doc} ({', '.join(owners[key])})") for key, doc in docs.items()}

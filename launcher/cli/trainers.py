@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -13,18 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.overrides import add_overrides
+from launcher.cli.parser import VerbParser
 from launcher.labels import shown
+from trainer.shared.run.errors import ConfigError, nearest
+from trainer.shared.run.read import flatten
 
 if TYPE_CHECKING:
     from launcher.config.trainer import LaunchProfile, TrainerProfile
 
 
 DESCRIPTION = """\
-Without arguments: every trainer profile, and what it can be told. With 'check' and the overrides of a run: two steps of that run on its
-cluster, and what was read from the trainer's log, or which of its options the trainer refused.
+Lists every trainer profile, and the keys that it can be told; of one, by its name, also what it keeps and overlaps. With 'check' and the
+overrides of a run: two steps of that run on its cluster, and what was read from the trainer's log, or which of its options the trainer
+refused.
 
 examples:
   trireme trainers
+  trireme trainers megatron_core
   trireme trainers check trainer=deepspeed trainer.launch.script=train.py model=gpt_tiny
 """
 STEPS = 2
@@ -33,21 +37,32 @@ STEPS = 2
 
 def main(argv: list[str]) -> int:
     """0 when it is listed, or when the trainer ran and was understood; 1 when it did not; 2 for wrong input."""
-    parser = argparse.ArgumentParser("trireme trainers", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", nargs="?", choices=("check",), help="run two steps of a trainer")
-    add_overrides(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON document")
-    arguments = parser.parse_intermixed_args(argv)
-    if arguments.action is None:
-        return show(arguments.config_dir, arguments.json)
-    return check(arguments.overrides, arguments.config_dir, arguments.json)
+    arguments = parser().parse_intermixed_args(argv)
+    if arguments.action == "check":
+        return check(arguments.overrides, arguments.config_dir, arguments.json)
+    if arguments.overrides or "=" in (arguments.action or ""):
+        raise ConfigError(f"{[arguments.action, *arguments.overrides][-1]} is of a run; to run two steps of it: trireme trainers check ...")
+    return show(arguments.action, arguments.config_dir, arguments.json)
 
 
-def show(own: Path | None, as_json: bool) -> int:
-    """Prints all profiles."""
+def parser() -> VerbParser:
+    made = VerbParser("trireme trainers", DESCRIPTION)
+    made.add_argument("action", nargs="?", metavar="NAME|check", help="one profile; or check: run two steps of a trainer")
+    add_overrides(made)
+    made.add_argument("--json", action="store_true", help="one JSON document")
+    return made
+
+
+def show(wanted: str | None, own: Path | None, as_json: bool) -> int:
+    """Prints all profiles, or all of one."""
     from launcher.config.trainers import profile, profile_names
 
-    found = {name: told(profile(name, own)) for name in profile_names(own)}
+    names = profile_names(own)
+    if wanted is not None and wanted not in names:
+        raise ConfigError(f"no trainer is called {wanted!r}{nearest(wanted, names)} ('trireme trainers' lists them)")
+    found = {name: told(profile(name, own)) for name in ([wanted] if wanted else names)}
+    if wanted:
+        found[wanted] |= {"profile": without_launch(profile(wanted, own))}
     if as_json:
         print(json.dumps(found, indent=1))
         return 0
@@ -56,7 +71,18 @@ def show(own: Path | None, as_json: bool) -> int:
         print(shown(f"{name:30}{one['name']}: {use}".rstrip(": ")))
         for key, values in (one["told"] or {}).items():
             print(f"    {key}" + (f" = {', '.join(values)}" if values else ""))
+        if wanted:
+            print("predictions assume, where it differs from the default:")
+            print(*(shown(f"    {key} = {value}") for key, value in one["profile"].items()), sep="\n")
     return 0
+
+
+def without_launch(trainer: TrainerProfile) -> dict[str, Any]:
+    """Returns the keys of a profile that predictions read and that differ from the defaults."""
+    from launcher.config.trainer import TrainerProfile
+
+    default = flatten(TrainerProfile())
+    return {key: value for key, value in flatten(trainer).items() if not key.startswith(("launch.", "name")) and value != default.get(key)}
 
 
 def told(trainer: TrainerProfile) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.arguments import open_sweep, sweep_parser
+from launcher.cli.parser import VerbParser
 from launcher.interrupt import asked, leave
 from trainer.shared.run.errors import ConfigError
 
@@ -19,9 +20,7 @@ PORT = 5000
 
 def main(argv: list[str]) -> int:
     """Serves until interrupted. 0 then; 1 when MLflow's server fails."""
-    parser = sweep_parser("ui", "Serve the MLflow page of all sweeps on this machine until Ctrl-C, and print where it shows SWEEP.")
-    parser.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     from launcher.config.packages import need
     from launcher.tracking.mirror import tracking_of
     from launcher.tracking.names import view_name
@@ -40,17 +39,23 @@ def main(argv: list[str]) -> int:
     return serve(store.root, arguments.port, experiment, view)
 
 
+def parser() -> VerbParser:
+    made = sweep_parser("ui", "Serves the MLflow page of all sweeps on this machine until Ctrl-C, and prints where it shows SWEEP.")
+    made.add_argument("--port", type=int, help=f"port on the loopback interface (default: {PORT}, or a free one)")
+    return made
+
+
 def bring_up_to_date(store: Store, wanted: Sweep) -> str:
     """Copies ``wanted`` and every other tracked sweep; returns the experiment. Raises ``ConfigError`` if ``wanted`` cannot be copied."""
     from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 
     for name in store.names():
         if name != wanted.name and tracking_of(store.sweep(name)).uri is None:
-            trouble = attempt(MlflowSweep(store.root, name))
+            trouble = attempt(MlflowSweep(store.root, name).update)
             if trouble:
                 print(f"sweep {name} is not up to date: {trouble}", file=sys.stderr)
     mirror = MlflowSweep(store.root, wanted.name)
-    trouble = attempt(mirror)
+    trouble = attempt(mirror.update)
     if trouble:
         place = tracking_of(wanted).uri or store.root / "mlflow.db"
         raise ConfigError(f"sweep {wanted.name} cannot be copied to MLflow at {place}: {trouble}")

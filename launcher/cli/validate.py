@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import emit
 from launcher.cli.overrides import NamedOption, add_overrides, key_of
+from launcher.cli.parser import VerbParser
 from launcher.cli.repeats import warn
 from launcher.named_files import check_file, check_own, write_named
 from trainer.shared.run.errors import ConfigError
@@ -92,8 +93,8 @@ def trainer_of(arguments: argparse.Namespace) -> TrainerProfile | None:
     return compose(arguments.overrides, arguments.config_dir).trainer if arguments.overrides else None
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("trireme validate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> VerbParser:
+    made = VerbParser("trireme validate", DESCRIPTION)
     made.add_argument("table", nargs="?", metavar="CSV", help="table of measured runs")
     add_overrides(made, "trainer=NAME: predict all rows with this profile, instead of each with its own")
     made.add_argument("--columns", action="store_true", help="list the columns of a table, and stop")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -21,7 +22,7 @@ from launcher.config.hardware import refuse_renamed
 from launcher.config.jobs import Jobs
 from launcher.config.misread import refuse_misread
 from launcher.config.schema import Config
-from launcher.config.text_keys import TEXT, as_typed, is_list, type_of_key
+from launcher.config.text_keys import TEXT, as_typed, is_list, split, type_of_key
 from launcher.config.trainers import TRAINERS
 from launcher.config.yaml_text import read_yaml
 from trainer.shared.records.artifacts import newest_checkpoint
@@ -29,7 +30,7 @@ from trainer.shared.records.model_files import model_of, read_model
 from trainer.shared.run.errors import ConfigError, nearest, options_listed
 from trainer.shared.run.read import flatten, to_dict
 from trainer.shared.run.schema import METHODS
-from trainer.shared.run.value_types import ValueType
+from trainer.shared.run.value_types import ValueType, value_type
 
 MODEL_FROM = "model.from"
 """Override that fills in all keys of ``model`` from a folder in the Hugging Face layout, or from its config.json. Other overrides of
@@ -72,6 +73,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
         return copy.deepcopy(_COMPOSED[files].config(checked))  # other configurations share its sections
 
 
+_TEXTS = value_type(dict[str, str])
 _COMPOSED: dict[tuple[tuple[str, str], ...], Jobs] = {}
 """Compositions of this process, by the content of the user's files that they were made from."""
 
@@ -149,7 +151,21 @@ def _with_text(override: str, groups: Mapping[str, Any], backend: str, sweep: bo
     if key in groups or key == MODEL_FROM:
         return _as_typed(override, TEXT, key in groups or sweep)
     kind, metadata = type_of_key(key, backend)
+    if (named := _entry(key, backend)) is not None:
+        values = as_typed(override.partition("=")[2], TEXT, sweep)
+        return f"++{named[0]}=" + ",".join(f"{{{named[1]}: {value}}}" for value in (split(values) if sweep else [values]))
     return _as_typed(override, kind, sweep or bool(metadata.get("choices")))
+
+
+def _entry(key: str, backend: str) -> tuple[str, str] | None:
+    """Splits a key into a mapping of texts and the name of an entry that Hydra would take for several keys: ``cluster.labels`` and
+    ``app.kubernetes.io/name``. None for other keys."""
+    parts = key.split(".")
+    for end in range(2, len(parts)):
+        name = ".".join(parts[end:])
+        if type_of_key(".".join(parts[:end]), backend)[0] == _TEXTS and re.fullmatch(r"[\w./-]*[./-][\w./-]*", name):
+            return ".".join(parts[:end]), name
+    return None
 
 
 def _as_typed(override: str, kind: ValueType, several: bool) -> str:
@@ -205,7 +221,8 @@ def parse_override(text: str) -> Any:
         return override_parser().parse_overrides([text])[0]
     except (HydraException, ValueError, RecursionError):
         raise ConfigError(
-            f"cannot read {text!r} as KEY=VALUE; quote special characters inside the value, as in 'data.path=\"a b\"'"
+            f"cannot read {text!r} as KEY=VALUE; quote special characters inside the value, as in 'data.path=\"a b\"', or give text as "
+            "--set KEY TEXT"
         ) from None
 
 

@@ -82,7 +82,7 @@ class ClusterConfig:
     env: dict[str, str] = key(dict, "environment variables of the ranks (secrets: by reference only)")
     start_timeout: float = key(0.0, "seconds a trial may wait to start before it is given up; 0 = no limit", minimum=0)
     price_per_gpu_hour: Optional[float] = key(
-        None, "price of one rank's device for an hour, in any currency: 'trireme plan' says what the whole run costs; null = it says GPU-hours",
+        None, "price of one rank's device for an hour, in any currency, in which costs are said before and after runs; null = GPU-hours alone are",
         above=0, maximum=MOST,
     )  # fmt: skip
     avoid_s: float = key(
@@ -152,6 +152,9 @@ class SweepConfig:
         None, "trials that run at once; 0 = as many as fit; null = 1 on this machine, where timings disturb each other, else 0", minimum=0
     )
     retries: int = key(1, "further attempts after a fault of the place (node, communication, preemption)", minimum=0)
+    confirm_gpu_hours: Optional[float] = key(
+        None, "predicted GPU-hours above which train, run and search ask before they start, and without a terminal refuse; null = they never ask", minimum=0
+    )
     rerun: bool = key(False, "measure trials again that are already finished")
     ignore_memory: bool = key(False, "try layouts that by the cost model's estimate do not fit into memory")
     follow: bool = key(True, "wait for the trials and show progress; false = submit and return")

@@ -3,7 +3,9 @@ of text takes such values as they are typed."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from launcher.config.clusters import backend_names, cluster_class
 from launcher.config.composed import override_parser
 from launcher.config.schema import Config
+from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.value_types import ValueType, keys_of
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
@@ -69,6 +72,31 @@ def in_quotes(text: str) -> str:
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(text, Quote.double).with_quotes()
+
+
+def exactly(text: str) -> str:
+    """Quotes ``text`` so that neither Hydra nor an interpolation changes it."""
+    return in_quotes(re.sub(r"(\\*)\$\{", r"\1\1\\${", text))
+
+
+def set_texts(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns the overrides that give keys their texts; texts of one key of a list are its entries. Raises ``ConfigError`` for a key that
+    is not text."""
+    texts: dict[str, list[str]] = {}
+    for key, text in pairs:
+        if not re.fullmatch(r"\+{0,2}[^\s=]+", key):
+            raise ConfigError(f"--set {key!r}: a KEY and a TEXT are two words, as in --set sweep.name 'a,b'")
+        texts.setdefault(key, []).append(text)
+    return [_set_text(key, values) for key, values in texts.items()]
+
+
+def _set_text(key: str, values: Sequence[str]) -> str:
+    kind = type_of_key(key.lstrip("+"))[0]
+    if kind.base is list and kind.holds.base is str:
+        return f"{key}=[{','.join(map(exactly, values))}]"
+    if kind not in (TEXT, NO_KEY, dataclasses.replace(TEXT, optional=True)):
+        raise ConfigError(f"--set {key} {shlex.quote(values[0])}: {key} is not text; write {shlex.quote(f'{key}={values[0]}')}")
+    return f"{key}={exactly(values[-1])}"
 
 
 def as_typed(value: str, kind: ValueType, several: bool) -> str:

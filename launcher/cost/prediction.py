@@ -20,7 +20,7 @@ from launcher.cost.known import asked_cells, widths_at
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
-from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, RunConfig, TuneConfig
+from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TuneConfig
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,16 @@ class CostModel:
         if hardware.calibration:
             self.device = replace(self.device, measured=measured(hardware, self.device, self.constants))
 
-    def predict(self, model: ModelConfig, layout: LayoutConfig, run: RunConfig, tune: TuneConfig | None = None) -> Prediction:
+    def predict(
+        self,
+        model: ModelConfig,
+        layout: LayoutConfig,
+        run: RunConfig,
+        tune: TuneConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> Prediction:
         """Step time and memory of one layout whose ``data`` degree is known."""
-        case = self.case(model, to_table([layout]), run, tune)
+        case = self.case(model, to_table([layout]), run, tune, optimizer)
         return explain(estimate(case, layout.stage_layers), 0, case, self.widths(case))
 
     def predict_table(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Estimate:
@@ -101,9 +108,16 @@ class CostModel:
         """How far predictions of ``case`` may be off (``launcher.cost.known``)."""
         return widths_at(self.learnt, [asked_cells(case, 0)])[0]
 
-    def case(self, model: ModelConfig, table: np.ndarray, run: RunConfig, tune: TuneConfig | None = None) -> Case:
-        """The question behind a prediction: ``model`` under each layout of ``table``, trained as ``run`` and ``tune`` say."""
-        trainer = as_run(self.trainer, run, self.device)
+    def case(
+        self,
+        model: ModelConfig,
+        table: np.ndarray,
+        run: RunConfig,
+        tune: TuneConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+    ) -> Case:
+        """The question behind a prediction: ``model`` under each layout of ``table``, trained as the others say."""
+        trainer = as_run(self.trainer, run, self.device, optimizer)
         budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
         return Case(Shape.of(model, tune), table, run.global_batch, self.device, trainer, run.precision, self.constants, budget)
 
@@ -115,21 +129,27 @@ def predict(
     cluster: ClusterConfig,
     trainer: TrainerProfile | None = None,
     tune: TuneConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
 ) -> Prediction:
     """Step time and memory of one layout on ``cluster``; of many, ask one ``CostModel`` instead."""
-    return CostModel(cluster, trainer).predict(model, layout, run, tune)
+    return CostModel(cluster, trainer).predict(model, layout, run, tune, optimizer)
 
 
-def as_run(trainer: TrainerProfile, run: RunConfig, device: Device) -> TrainerProfile:
-    """The embedded trainer as ``run`` configures it; any other trainer as it is, or as its profile says for devices that the kernels of the
-    generation before do not suit."""
+def as_run(trainer: TrainerProfile, run: RunConfig, device: Device, optimizer: OptimizerConfig | None = None) -> TrainerProfile:
+    """The embedded trainer as ``run`` and ``optimizer`` configure it; any other trainer as it is, or as its profile says for devices that
+    the kernels of the generation before do not suit."""
     if not trainer.embedded:
         return profile(trainer.on_newer_devices) if trainer.on_newer_devices and device.legacy_kernel_factor < 1 else trainer
     compiled = not device.host if run.compile is None else run.compile  # as trainer.pipeline.compile decides
     kernels = replace(trainer.kernels, pointwise="compiled" if compiled else "eager", fused_loss=compiled)
     chunk = run.loss_chunk_mb or LOSS_CHUNK_MB["cpu" if device.host else "cuda"]
     memory = replace(trainer.memory, bucket_bytes=run.bucket_mb * 2**20, logit_chunk_bytes=chunk * 2**20)
-    numbers = replace(trainer.numbers, optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0))
+    muon = optimizer if optimizer is not None and optimizer.kind == "muon" else None
+    numbers = replace(
+        trainer.numbers,
+        optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0),
+        orthogonal_steps=trainer.numbers.orthogonal_steps if muon is None else muon.muon.steps,
+    )
     overlap = replace(trainer.overlap, tensor="all" if run.async_tensor else trainer.overlap.tensor, context=run.context_exchange)
     return replace(trainer, numbers=numbers, kernels=kernels, memory=memory, overlap=overlap)
 

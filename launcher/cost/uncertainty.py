@@ -76,6 +76,7 @@ def columns(parts: Mapping[str, float | np.ndarray], count: int) -> np.ndarray:
 def coordinates(table: np.ndarray) -> np.ndarray:
     """Where layouts lie, so that what no part of the time explains is learnt for similar ones: doublings of degrees, kinds apart."""
     log = {name: np.log2(table[name]) for name in ("tensor", "pipeline", "virtual_pipeline", "micro_batch")}
+    log["slices"] = np.log2(np.maximum(table["slices"], 1))
     log |= {name: np.log2(table[name]) / 4 for name in ("params", "grads", "optimizer")}
     kinds = [KIND * (table["recompute"] == i) / np.maximum(table["recompute_every"], 1) for i in range(1, len(RECOMPUTE))]
     kinds += [KIND * (table["schedule"] == i) for i in range(len(SCHEDULES))]

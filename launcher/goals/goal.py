@@ -38,8 +38,8 @@ class GoalPlan(Protocol):
         """Returns the rows to choose from and the next command; lists show ``top`` rows. ``seconds`` is the time that predicting took,
         ``words`` are the command's arguments."""
 
-    def explained(self, row: str, picture: Path) -> Answer:
-        """Returns every part of one row, given by its place or name, and draws its timeline if it has one."""
+    def explained(self, row: str, picture: Path | None) -> Answer:
+        """Returns every part of one row, given by its place or name. Draws its timeline into ``picture``, if it has one."""
 
     def measures(self, count: int, overrides: Sequence[str]) -> Answer:
         """Returns the rows whose measurement reduces uncertainty most."""
@@ -62,6 +62,11 @@ class GoalSearch(Protocol):
 
     def size(self) -> str:
         """Returns the number of candidates, in words."""
+
+    def most_gpu_hours(self) -> float | None:
+        """Returns the GPU-hours that its trials are predicted to take at most; None if nothing limits them."""
+        limit: float | None = self.problem.config.search.max_gpu_hours
+        return limit
 
     def line(self, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
         """Describes one trial as it ends."""

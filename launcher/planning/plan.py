@@ -137,7 +137,7 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     if config.run.context_exchange == "all_to_all" and config.trainer.embedded:
         found = exchanging_heads(found, config.model.kv_heads or config.model.heads)
     cost = CostModel(config.cluster, config.trainer)
-    case = cost.case(config.model, found.table, config.run, config.tune)
+    case = cost.case(config.model, found.table, config.run, config.tune, config.optimizer)
     predicted = estimate(case)
     return Plan(found, case, predicted, judge(found.table, predicted), cost.widths(case))
 

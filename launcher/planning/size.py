@@ -156,3 +156,81 @@ def alternatives(choice: ModelSizeOption, budget: Budget, seconds: Seconds) -> l
         billion = seconds(model, 1e9) / DAY
         choices.append(ModelSizeOption(name, model, budget.days / billion * 1e9, budget.days))
     return choices
+
+
+@dataclass(frozen=True)
+class Provision:
+    """One number of GPUs for a given run, with the days that it takes there."""
+
+    name: str
+    gpus: int
+    days: float
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpus * self.days * 24
+
+
+FEWEST, CHEAPEST, FASTEST = "fewest GPUs", "cheapest", "fastest"
+_ROUND = (1.0, 1.25, 1.5, 1.75)
+"""Multiples of a power of two that clusters come in, and that layouts divide well."""
+
+
+def provisions(days_at: Callable[[int], float], deadline: float, node: int, most: int) -> list[Provision]:
+    """Returns the fewest GPUs that end within ``deadline`` days, the cheapest and the fastest of the numbers that were tried.
+
+    Numbers are whole nodes of ``node`` GPUs, ``most`` at most. One node less than the fewest misses the deadline; round numbers that do so
+    with fewer are found as well, although step times are not monotone in the number. The fastest is where twice as many GPUs gain nothing.
+    ``days_at`` may be infinite. ``ConfigError`` if no number is enough.
+    """
+    known: dict[int, float] = {}
+
+    def days(nodes: int) -> float:
+        if nodes not in known:
+            known[nodes] = days_at(nodes * node)
+        return known[nodes]
+
+    largest = most // node
+    ladder = sorted({2**power for power in range(largest.bit_length()) if 2**power <= largest} | {largest} - {0})
+    high = next((nodes for nodes in ladder if days(nodes) <= deadline or _saturated(known, nodes)), 0)
+    if not high or days(high) > deadline:
+        raise ConfigError(f"no number of GPUs up to {most:,} ends within {deadline:g} days: {_closest(known, node)}")
+    while True:
+        low = max((nodes for nodes in known if nodes < high and known[nodes] > deadline), default=0)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if days(middle) <= deadline else (middle, high)
+        fewer = [nodes for nodes in _round_numbers(high / 2, high) if nodes < high and days(nodes) <= deadline]
+        if not fewer:
+            break
+        high = min(fewer)
+    for nodes in sorted({*_round_numbers(high, 2 * high), *(nodes for nodes in ladder if nodes > high)}):
+        if nodes <= largest and not _saturated(known, nodes // 2):
+            days(nodes)
+    enough = {nodes: took for nodes, took in known.items() if took <= deadline}
+    chosen = {
+        FEWEST: min(enough),
+        CHEAPEST: min(enough, key=lambda n: (n * enough[n], n)),
+        FASTEST: min(enough, key=lambda n: (enough[n], n)),
+    }
+    return [Provision(name, nodes * node, enough[nodes]) for name, nodes in chosen.items()]
+
+
+def _closest(known: dict[int, float], node: int) -> str:
+    best = min(known, key=known.__getitem__, default=0)
+    if not math.isfinite(known.get(best, math.inf)):
+        return "the model fits into the memory of none of them; give more GPUs, or fewer --parameters"
+    return f"the fastest of those tried, {best * node:,}, takes {known[best]:.3g} days; give more --days or fewer --tokens"
+
+
+def _saturated(known: dict[int, float], nodes: int) -> bool:
+    """Returns whether twice as many nodes, ``nodes``, gained nothing."""
+    half, whole = known.get(nodes // 2, math.inf), known.get(nodes, 0.0)
+    return math.isfinite(half) and whole >= half
+
+
+def _round_numbers(low: float, high: float) -> list[int]:
+    """Returns the numbers from ``low`` to ``high`` that are a power of two times one of ``_ROUND``."""
+    powers = range(math.floor(math.log2(max(low, 1))), math.ceil(math.log2(max(high, 1))) + 1)
+    found = {2**power * part for power in powers for part in _ROUND}
+    return sorted(int(number) for number in found if number.is_integer() and low <= number <= high)

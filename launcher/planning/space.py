@@ -30,7 +30,7 @@ from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.planning.sharding_chains import node_levels, sharding_chains
 from trainer.shared.run.errors import ConfigError, divisors
 from trainer.shared.run.rules import check_model, resolve_model
-from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ModelConfig
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ModelConfig, ResolvedModelConfig
 
 RULES = (
     "heads: tensor does not divide heads, kv_heads or ffn",
@@ -86,7 +86,7 @@ def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits:
     return Space(table, dict(dropped.most_common()))
 
 
-def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_batch: int) -> np.ndarray:
+def violations(table: np.ndarray, model: ResolvedModelConfig, world_size: int, global_batch: int) -> np.ndarray:
     """Returns per layout the index in ``RULES`` of the first rule of ``trainer.shared.run.rules`` broken on ``world_size`` ranks, or -1.
 
     ``model`` is resolved. A ``data`` degree of 0 stands for "does not divide the cluster".
@@ -100,7 +100,7 @@ def violations(table: np.ndarray, model: ModelConfig, world_size: int, global_ba
         split[0] | split[1] | split[2],
         ((expert > 1) & (experts.count == 0)) | (experts.count % expert != 0) | (bool(experts.count) & (experts.shared_ffn % tensor != 0)),
         (context > 1) & (model.seq % (2 * context) != 0),
-        table["sequence_parallel"] & (model.seq // context % tensor != 0),
+        table["sequence_parallel"] & ((model.seq // context % tensor != 0) | (model.decoder_seq % tensor != 0)),
         chunks > model.layers,
         (model.layers % chunks != 0) & (table["balance"] == EQUAL),
         (data < 1) | (tensor * pipeline * context * data > world_size),
@@ -138,7 +138,7 @@ def _first(broken: Sequence[np.ndarray]) -> np.ndarray:
     return np.select(list(broken), list(range(len(broken))), default=-1)
 
 
-def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig) -> np.ndarray:
+def _skeletons(model: ResolvedModelConfig, cluster: ClusterConfig, global_batch: int, limits: SpaceConfig) -> np.ndarray:
     """Returns all combinations of the axes, schedule and micro-batch, valid or not; nothing sharded or recomputed."""
     world, ways = cluster.world_size, np.array(_schedules(model, limits))
     axes = {
@@ -166,8 +166,10 @@ def _skeletons(model: ModelConfig, cluster: ClusterConfig, global_batch: int, li
     return table
 
 
-def _schedules(model: ModelConfig, limits: SpaceConfig) -> list[tuple[int, int]]:
+def _schedules(model: ResolvedModelConfig, limits: SpaceConfig) -> list[tuple[int, int]]:
     """Returns (schedule, slices) of each way to run a pipeline, with all numbers of slices up to ``max_slices`` if it is given."""
+    if model.encoder_layers:
+        limits = dataclasses.replace(limits, max_slices=1)
     if limits.max_slices is not None:
         slices = list(range(2, limits.max_slices + 1))
     else:
@@ -176,8 +178,10 @@ def _schedules(model: ModelConfig, limits: SpaceConfig) -> list[tuple[int, int]]
     return [(code, n) for code in given for n in (slices if code == SLICED else [1])] or [(SLICED, 1)]
 
 
-def _contexts(model: ModelConfig, world: int, most: int | None) -> list[int]:
-    """Returns the context degrees to try: all up to ``most`` if it is given."""
+def _contexts(model: ResolvedModelConfig, world: int, most: int | None) -> list[int]:
+    """Returns the context degrees to try: all up to ``most`` if it is given. An encoder and its decoder have none."""
+    if model.encoder_layers:
+        return [1]
     if most is not None:
         return [d for d in divisors(world) if d <= most]
     return [d for d in divisors(world) if d == 1 or (d & (d - 1) == 0 and d * CONTEXT_TOKENS <= model.seq)]

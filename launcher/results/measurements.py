@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.results.ranking import Measurement, measurement
+from launcher.trials.spent import gpu_hours
 from launcher.trials.store import Record
 from trainer.shared.records.trial_files import TIMELINE, attempt_of, failures_in, positive, read_steps
 from trainer.shared.run.files import read_json
@@ -18,7 +19,7 @@ from trainer.shared.run.files import read_json
 
 def measure(records: Iterable[Record]) -> list[Measurement]:
     """One measurement for each record, in order. A trial without a result is measured by the steps that it wrote so far."""
-    return [measurement(record, record.read_result() or summary(record)) for record in records]
+    return [measurement(record, record.read_result() or summary(record), gpu_hours(record)) for record in records]
 
 
 def summary(record: Record) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def foreseen(record: Record) -> Timeline | None:
         return None
     try:
         config, cluster = recorded_run(record), recorded_cluster(record)
-        case = CostModel(cluster).case(config.model, to_table([config.layout]), config.run, config.tune)
+        case = CostModel(cluster).case(config.model, to_table([config.layout]), config.run, config.tune, config.optimizer)
     except ConfigError:
         return None
     return simulated(case, config.layout)

@@ -28,6 +28,8 @@ COMPARED = 5
 ROUNDING, ROUNDING_16 = 1e-3, 2e-2
 """Relative difference of losses by rounding: fp32 logs print four digits, 16-bit weights have a last place of 0.4 to 0.8 %."""
 FULL_PRECISION = re.compile(r'"precision": "fp(32|64)"')
+COSTS = ("gpu_hours", "price", "gpu_hours_per_billion_tokens", "price_per_billion_tokens")
+"""Names of what a trial took, and of what its layout takes for 1e9 tokens."""
 UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
 """Sort order of unranked trials."""
 
@@ -48,6 +50,10 @@ class Measurement:
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None  # of the rank that needs most
     mfu: float | None = None
+    gpu_hours: float | None = None  # of all attempts so far
+    price: float | None = None  # of them, by ``cluster.price_per_gpu_hour``
+    gpu_hours_per_billion_tokens: float | None = None  # at the median step time
+    price_per_billion_tokens: float | None = None
     predicted_step_time_s: float | None = None
     predicted_interval_s: tuple[float, float] | None = None  # 80 % of such predictions hold
     predicted_memory_bytes: int | None = None
@@ -61,7 +67,7 @@ class Measurement:
     other_model: bool = False  # it is larger than rounding explains: this trial does not train what its peers train
 
     def __post_init__(self) -> None:
-        for name in ("step_time_s", "tokens_per_s", "mfu", "predicted_step_time_s"):
+        for name in ("step_time_s", "tokens_per_s", "mfu", "predicted_step_time_s", *COSTS):
             object.__setattr__(self, name, positive(getattr(self, name)))
         for name in ("peak_memory_bytes", "predicted_memory_bytes"):
             value = positive(getattr(self, name))
@@ -91,8 +97,9 @@ def pair(value: Any) -> tuple[float, float] | None:
     return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else None
 
 
-def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
-    """Joins the launcher's ``record`` of a trial with the contents of its ``result.json`` (empty when there is none)."""
+def measurement(record: Record, result: Mapping[str, Any], gpu_hours: float | None = None) -> Measurement:
+    """Joins the launcher's ``record`` of a trial with the contents of its ``result.json`` (empty when there is none), and the GPU-hours
+    that it took."""
     config = record.config or {}
     predicted = record.predicted or {}
     written, warmup = result.get("step_times_s"), config.get("run", {}).get("warmup_steps", 0)
@@ -110,6 +117,7 @@ def measurement(record: Record, result: Mapping[str, Any]) -> Measurement:
         tokens_per_s=result.get("tokens_per_s"),
         peak_memory_bytes=result.get("peak_memory_bytes"),
         mfu=result.get("mfu"),
+        **costs(record, gpu_hours, positive(result.get("tokens_per_s"))),
         predicted_step_time_s=predicted.get("step_time_s"),
         predicted_interval_s=pair(predicted.get("interval_s")),
         predicted_memory_bytes=predicted.get("memory_bytes"),
@@ -215,6 +223,14 @@ def _half_binomial(n: int, i: int) -> float:
 def leaders(ranked: Sequence[Measurement]) -> list[Measurement]:
     """The best and all that tie with it; empty when nothing was measured."""
     return [m for m in ranked if m.place == 1 or m.tied_with_best]
+
+
+def costs(record: Record, gpu_hours: float | None, tokens_per_s: float | None) -> dict[str, Any]:
+    """Returns the figures of ``COSTS``; None for those that are not known."""
+    per_hour = positive(record.cluster.get("price_per_gpu_hour"))
+    billion = None if tokens_per_s is None else record.world_size * 1e9 / tokens_per_s / 3600
+    priced = [None if hours is None or per_hour is None else hours * per_hour for hours in (gpu_hours, billion)]
+    return dict(zip(COSTS, (gpu_hours, priced[0], billion, priced[1]), strict=True))
 
 
 def _first_losses(losses: Any) -> tuple[float, ...]:

@@ -91,12 +91,13 @@ def page(sweep: Sweep) -> dict[str, Any]:
     drawn, left_out = pictures(timed)
     predicted = [s for s in series if s.predicted]
     failed = [trial for trial in trials if trial.measured.status in (Status.FAILED, Status.STOPPED, Status.PRUNED)]
-    optional = ("predicted_step_time_s", "predicted_memory_bytes", "mfu")
+    optional = ("predicted_step_time_s", "predicted_memory_bytes", "mfu", "price")
     return {
         "sweep": sweep, "trials": trials, "made": stamp(time.time()), "created": stamp(sweep.created), "facts": facts(trials),
         "told": told(timed[0].record) if timed else {},
         "best": leaders([trial.measured for trial in trials]), "names": {trial.measured.trial: trial.name for trial in trials},
         "slowest": timed[-1] if len(timed) > 1 else None, "counts": counts(trials), "labels": labels,
+        "spent": labels.spent([(trial.measured.gpu_hours, trial.measured.price) for trial in trials if trial.record.config]),
         "step_times": plots.step_times(series) if series else None,
         "split": _parts(timed, split, plots.PHASES), "memory": _parts(timed, memory_parts, plots.STATES),
         "predictions": plots.predictions(predicted) if predicted else None, "prediction_error": mean_error(predicted),

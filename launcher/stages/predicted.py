@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from launcher.config import Config
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.flops import attention_weights, mlp_weights
+from trainer.shared.run.flops import attention_weights_of, mlp_weights
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
@@ -41,8 +41,7 @@ def of_preparation(size: int) -> float:
 def of_conversion(model: ModelConfig) -> float:
     """Seconds to read, write and hash a model's weights."""
     m = resolve_model(model)
-    attention = attention_weights(m.hidden, m.query_width, m.kv_width)
-    block = attention + mlp_weights(m.hidden, m.ffn, m.gated)
+    block = attention_weights_of(m) + mlp_weights(m.hidden, m.ffn, m.gated)
     numbers = m.layers * block + m.vocab * m.hidden * (1 if m.tied else 2)
     return START_S + float(numbers) / CONVERTED_PER_S
 
@@ -53,7 +52,7 @@ def of_training(config: Config) -> Expected | None:
         return None
     from launcher.cost import predict  # numpy: only where something can be said
 
-    found = predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)
+    found = predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune, config.optimizer)
     return Expected(float(found.step_time_s) * config.run.steps, found.memory_bytes, found.capacity, found.fits)
 
 

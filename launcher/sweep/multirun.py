@@ -19,6 +19,7 @@ from launcher.console import say
 from launcher.cost import Prediction, predict
 from launcher.cost.thresholds import CANNOT_FIT
 from launcher.named_files import check_folder
+from launcher.sweep.bill import confirm, of_points
 from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
 from launcher.tracking import process
@@ -73,10 +74,13 @@ class Multirun:
         if len(points) == 1 and points[0].config is not None:
             _say_grid(points[0].config)
         _say_predictions(points)
+        confirm(of_points(points, settings), settings.confirm_gpu_hours, "predicted")
         if (settings.dir, name) not in self._mirrors:
             if _starts_something(points, settings):
                 check_tracking_of(jobs[0][1])
-            self._mirrors[settings.dir, name] = process.MlflowMirror(settings.dir, name, settings.mlflow_wait_s)
+            self._mirrors[settings.dir, name] = process.MlflowMirror(
+                settings.dir, name, settings.mlflow_wait_s, jobs[0][1].tracking.loggers
+            )
         with Backends() as backends:
             records = run_sweep(name, points, settings, backends, [self._mirrors[settings.dir, name]])
         self.records += records
@@ -196,7 +200,7 @@ def _prediction(config: Config) -> Prediction | None:
     """Returns the prediction if the hardware is known."""
     if not config.cluster.hardware.peak_tflops.get(config.run.precision) or config.cluster.network_unknown:
         return None
-    return predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune)
+    return predict(config.model, config.layout, config.run, config.cluster, config.trainer, config.tune, config.optimizer)
 
 
 def _too_large(config: Config, prediction: Prediction) -> str:

@@ -95,6 +95,11 @@ def _to_do(point: Point, record: Record, settings: SweepConfig) -> bool:
     return settings.rerun or not _answered(point, record) or bool(record.left)
 
 
+def starts(point: Point, record: Record, settings: SweepConfig) -> bool:
+    """Returns whether a sweep submits a trial: it is neither answered nor under way."""
+    return point.config is not None and record.status not in UNDER_WAY and (settings.rerun or not _answered(point, record))
+
+
 def _answered(point: Point, record: Record) -> bool:
     return record.answered(point.enough) if point.stage is None else point.stage.made is not None and record.status not in UNDER_WAY
 
@@ -128,7 +133,7 @@ def _fresh_jobs(
     groups: dict[int, tuple[Backend, list[Job]]] = {}
     for point, config in [(point, point.config) for point in points if point.config is not None]:
         record = store.load(point.trial)
-        if record.status in UNDER_WAY or (_answered(point, record) and not settings.rerun):
+        if not starts(point, record, settings):
             continue
         backend = backends.of(config.cluster)
         job = Job(record.id, name, 0, record.directory, config.cluster, world_size_of(config.layout), settings.max_parallel or 0)

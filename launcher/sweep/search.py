@@ -23,10 +23,10 @@ from launcher.results.ranking import measurement as as_ranked
 from launcher.search.policy import P, Policy, Searchable, SearchTrial, Stop, TrialObservation
 from launcher.search.steps import OWN_STEPS, ending, enough_of, known_to, noise_of, scatter_of
 from launcher.sweep.run import Point, run_sweep
+from launcher.trials.spent import held_s, lost_s, step_seconds
 from launcher.trials.store import Record, Store
 from trainer.shared.records.outcome import Reason, Status
-from trainer.shared.records.trial_files import PERCENTILES, positive, read_steps
-from trainer.shared.run import steady
+from trainer.shared.records.trial_files import PERCENTILES, positive
 from trainer.shared.run.errors import ConfigError
 
 ENDING_S = 10.0
@@ -131,7 +131,7 @@ def _point(problem: Searchable[Any], trial: SearchTrial, overrides: Sequence[str
 def measurement(record: Record, hours: float, enough: float = 0.0, scatter: float | None = None) -> TrialObservation:
     """Returns a layout's result from its trial's record; one that was ended early is worth its steps. ``scatter``: of one step."""
     result = record.read_result() or {}
-    elapsed = _elapsed_s(record)
+    elapsed = held_s(record)
     spent = elapsed + lost_s(record)
     done = record.status is Status.DONE
     given_up = record.status is Status.STOPPED and record.reason is Reason.CANNOT_WIN
@@ -148,19 +148,6 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
     return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, served(result) if done else {})
 
 
-def _elapsed_s(record: Record) -> float:
-    """Returns seconds that a trial held its ranks, by its dates, bounded by its steps and its age against changed clocks."""
-    dated = (record.ended or 0.0) - (record.started or record.ended or 0.0)
-    passed = steady.age(record.queue_clock, record.history[-1].get("clock") if record.history else None)
-    return min(max(dated, sum(_step_seconds(record, lambda _: True))), math.inf if passed is None else passed)
-
-
-def lost_s(record: Record) -> float:
-    """Seconds of attempts that came to nothing, each of which took as many devices as the last one."""
-    lost = [entry for entry in record.history if entry.get("attempt", 0) < record.attempt and entry.get("status") != Status.DONE.value]
-    return sum(max(0.0, (entry.get("ended") or 0.0) - (entry.get("started") or math.inf)) for entry in lost)
-
-
 def served(result: Mapping[str, Any]) -> dict[str, float]:
     """Medians of an inference; nothing for a training."""
     known = ((name, result.get(name)) for name in PERCENTILES)
@@ -169,21 +156,16 @@ def served(result: Mapping[str, Any]) -> dict[str, float]:
 
 def measured_steps(record: Record) -> list[float]:
     """Step times of the newest attempt after warm-up, in seconds."""
-    return _step_seconds(record, lambda step: step > _warmup(record))
+    return step_seconds(record, lambda step: step > _warmup(record))
 
 
 def warm_steps(record: Record) -> list[float]:
     """Returns the warm-up steps but the first, which does one-time work."""
-    return _step_seconds(record, lambda step: 1 < step <= _warmup(record))
+    return step_seconds(record, lambda step: 1 < step <= _warmup(record))
 
 
 def _warmup(record: Record) -> int:
     return int(record.config.get("run", {}).get("warmup_steps", 0))
-
-
-def _step_seconds(record: Record, wanted: Callable[[int], bool]) -> list[float]:
-    steps = [s for s in read_steps(record.directory) if s.get("attempt") == record.attempt and wanted(s["step"])]
-    return [seconds for step in steps if (seconds := positive(step.get("step_time_s"))) is not None]
 
 
 @dataclass

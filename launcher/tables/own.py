@@ -61,11 +61,13 @@ def own_row(
 def _changes(config: TrainConfig, cluster: ClusterConfig) -> str:
     changes = ["kernels.attention=unfused"] if config.model.attention == "unfused" else []
     if cluster.hardware.peak_tflops:
-        ran = as_run(profile(OWN), config.run, Device.of(cluster.hardware, cluster.gpus_per_node))
+        ran = as_run(profile(OWN), config.run, Device.of(cluster.hardware, cluster.gpus_per_node), config.optimizer)
         changes += [f"kernels.pointwise={ran.kernels.pointwise}", f"kernels.fused_loss={str(ran.kernels.fused_loss).lower()}"]
         changes.append(f"memory.bucket_bytes={written(ran.memory.bucket_bytes)}")
         if config.run.moments == "bf16":
             changes.append(f"numbers.optimizer_bytes={written(ran.numbers.optimizer_bytes)}")
+        if ran.numbers.orthogonal_steps:
+            changes.append(f"numbers.orthogonal_steps={ran.numbers.orthogonal_steps}")
         if config.run.async_tensor:
             changes.append(f"overlap.tensor={ran.overlap.tensor}")
     return " ".join(changes) or "none"

@@ -16,16 +16,19 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import psutil
 
+from launcher.config.packages import missing
 from launcher.tracking import unmirrored
-from launcher.tracking.mirror import MlflowSweep, attempt
+from launcher.tracking.loggers import SweepLogger, open_logger
+from launcher.tracking.mirror import MlflowSweep, attempt, tracking_of
 from launcher.trials.lock import Locks
-from launcher.trials.store import Store
+from launcher.trials.store import Store, Sweep
 from trainer.shared.records.outcome import Status
 
 log = logging.getLogger("copier")
@@ -48,6 +51,8 @@ class Copier:
         self._locks = Locks(root / "copier.lock")
         self._mirrors: dict[str, MlflowSweep] = {}
         self._pauses: dict[str, float] = {}  # of sweeps that could not be copied
+        self._loggers: dict[tuple[str, str], SweepLogger] = {}  # by sweep and name
+        self._mlflow = missing("mlflow") is None
         self._due: dict[str, float] = {}  # when they are tried again, monotonic
 
     def follow(self, life: int) -> bool:
@@ -87,8 +92,12 @@ class Copier:
         unmirrored.take(self._root, name)
         mirror = self._mirrors.setdefault(name, MlflowSweep(self._root, name))
         # A command that was refused may have left a plan, or nothing: there is nothing to see of it.
-        records = self._store.sweep(name).records if name in self._store.names() else []
-        trouble = attempt(mirror) if any(record.status not in (Status.PLANNED, Status.PRUNED) for record in records) else ""
+        sweep = self._store.sweep(name) if name in self._store.names() else None
+        copies: list[Callable[[], None]] = []
+        if sweep is not None and any(record.status not in (Status.PLANNED, Status.PRUNED) for record in sweep.records):
+            copies += [mirror.update] if self._mlflow else []
+            copies += [partial(self._log, sweep, logger) for logger in tracking_of(sweep).loggers]
+        trouble = "; ".join(filter(None, [attempt(update) for update in copies]))
         if not gc.get_freeze_count():
             gc.freeze()  # MLflow's modules are not garbage, and are not looked through again
         if not trouble:
@@ -101,6 +110,12 @@ class Copier:
             unmirrored.complain(self._root, name, trouble)
         self._pauses[name] = min(2 * self._pauses.get(name, LOOK_S / 2), LONGEST_PAUSE_S)
         self._due[name] = time.monotonic() + self._pauses[name]
+
+    def _log(self, sweep: Sweep, logger: str) -> None:
+        """Brings a further logger of a sweep up to date."""
+        if (sweep.name, logger) not in self._loggers:
+            self._loggers[sweep.name, logger] = open_logger(logger, self._root, sweep.name)
+        self._loggers[sweep.name, logger].update(sweep)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,10 +239,10 @@ def tracking_of(sweep: Sweep) -> TrackingConfig:
     return from_record(TrackingConfig, configs[0]) if configs else TrackingConfig()
 
 
-def attempt(mirror: MlflowSweep) -> str:
-    """One update. What went wrong in MLflow, the database or the network, in one line; empty when nothing did."""
+def attempt(update: Callable[[], None]) -> str:
+    """Runs one update. Returns what went wrong in MLflow, a file or the network, in one line; empty when nothing did."""
     try:
-        mirror.update()
+        update()
     except Exception as error:
         return f"{type(error).__name__}: {error}".partition("\n")[0][:500]
     return ""

@@ -16,20 +16,18 @@ from typing import TypeVar
 
 from launcher import labels
 from launcher.results import front
-from launcher.results.ranking import Measurement, leaders
+from launcher.results.ranking import Measurement, costs, leaders
+from launcher.results.rows import configuration
 from launcher.trials.labels import trial_labels
+from launcher.trials.spent import gpu_hours
 from launcher.trials.store import Record, Sweep
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.stage_run import StageRun, stage_in, trains
-from trainer.shared.records.trial_files import number, summary_metrics
-from trainer.shared.run.read import SECTION, flatten
+from trainer.shared.records.trial_files import number, positive, summary_metrics
 
 V = TypeVar("V")
 LONGEST_NAME = 240
 """Letters of the name of a parameter or metric; MLflow takes 250."""
-HIDDEN = ("tracking.", "cluster.env.", "cluster.hardware.calibration.")
-"""Configuration that is not a parameter of a trial: the mirror's address, private values, page-long ones."""
-
 RUN_STATUS = {
     Status.PLANNED: "SCHEDULED", Status.SUBMITTED: "SCHEDULED", Status.RUNNING: "RUNNING", Status.DONE: "FINISHED",
     Status.FAILED: "FAILED", Status.PRUNED: "KILLED", Status.STOPPED: "KILLED",
@@ -38,10 +36,7 @@ RUN_STATUS = {
 
 def params(record: Record) -> dict[str, str]:
     """The resolved configuration, flattened: ``layout.tensor`` -> ``2``. Values as YAML would write them."""
-    config = record.config if trains(record.config) or record.config["run"]["task"] != "train" else {SECTION: record.config[SECTION]}
-    flat = flatten({**config, **({"cluster": record.cluster} if record.cluster else {})})
-    shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items() if not name.startswith(HIDDEN)}
-    return accepted(shown)
+    return accepted({name: value if isinstance(value, str) else json.dumps(value) for name, value in configuration(record).items()})
 
 
 def accepted(values: Mapping[str, V]) -> dict[str, V]:
@@ -94,7 +89,11 @@ def trial_metrics(record: Record) -> dict[str, float]:
     """Returns the trial's finite figures, measured (once it is done) and predicted."""
     predicted = {f"predicted_{name}": number((record.predicted or {}).get(name)) for name in ("step_time_s", "memory_bytes")}
     known = {name: value for name, value in predicted.items() if value is not None and math.isfinite(value)}
-    return known | (summary_metrics(record.read_result() or {}) if record.status is Status.DONE else {})
+    if record.status is not Status.DONE:
+        return known
+    result = record.read_result() or {}
+    took = costs(record, gpu_hours(record), positive(result.get("tokens_per_s"))) if trains(record.config) else {}
+    return known | summary_metrics(result) | {name: value for name, value in took.items() if value}
 
 
 def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
@@ -126,6 +125,8 @@ def sweep_metrics(ranked: Sequence[Measurement]) -> dict[str, float]:
     """Returns the parent run's figures, under names of their own so that the page sorts trials alone."""
     counts = {f"trials/{status.value}": float(sum(m.status is status for m in ranked)) for status in Status}
     best = next(iter(leaders(ranked)), None)
+    hours, price = (sum(getattr(m, name) or 0.0 for m in ranked) for name in ("gpu_hours", "price"))
+    counts |= {name: value for name, value in (("spent/gpu_hours", hours), ("spent/price", price)) if value}
     figures = {f"best_{name}": getattr(best, name) for name in ("step_time_s", "tokens_per_s")} if best else {}
     return {"trials/all": float(len(ranked))} | counts | {name: float(value) for name, value in figures.items() if value is not None}
 

@@ -30,12 +30,13 @@ class MlflowMirror:
     """Has an observed sweep copied into MLflow by a process (``copier.py``) that outlives the launcher. It only hears of news; its messages
     go to ``mlflow.log`` in the folder of trials."""
 
-    def __init__(self, root: str | Path, sweep: str, wait_s: float | None = None):
-        """``wait_s``: ``sweep.mlflow_wait_s``."""
+    def __init__(self, root: str | Path, sweep: str, wait_s: float | None = None, loggers: Sequence[str] = ()):
+        """``wait_s``: ``sweep.mlflow_wait_s``; ``loggers``: ``tracking.loggers``, which the same process fills."""
         self._root, self._sweep, self._wait_s = Path(root).absolute(), sweep, wait_s
         self._process: subprocess.Popen[bytes] | None = None
         self._told = float("-inf")
-        self._here = missing("mlflow") is None
+        self._mlflow = missing("mlflow") is None
+        self._here = self._mlflow or bool(loggers)
         self.begun = False
 
     def begin(self) -> None:
@@ -63,8 +64,9 @@ class MlflowMirror:
         """Lets the copier finish, for at most ``patience_s``; None: as configured, or to the end where it would end with this command."""
         if patience_s is None:
             patience_s = self._wait_s if self._wait_s is not None else math.inf if nothing_outlives_us() else PATIENCE_S
-        if not self._here:
+        if not self._mlflow:
             say(f"not copied to MLflow, which is not installed ({install_command('mlflow')}); 'trireme rank' and 'report' do without")
+        if not self._here:
             return
         process = self._start()
         assert process.stdin is not None

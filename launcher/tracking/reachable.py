@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from launcher.tracking.loggers import check_loggers
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import TrackingConfig
 
@@ -34,7 +35,9 @@ def check_experiment(tracking: TrackingConfig) -> None:
 
 
 def check_tracking(tracking: TrackingConfig, root: Path) -> None:
-    """``ConfigError`` for an address that MLflow cannot have, a host that is not there or refuses, a file that cannot be written."""
+    """``ConfigError`` for a logger without its package, an address that MLflow cannot have, a host that is not there or refuses, a file
+    that cannot be written."""
+    check_loggers(tracking.loggers)
     if tracking.uri is None:
         return _check_file(root / "mlflow.db", "", "move it away, or choose another sweep.dir")
     try:

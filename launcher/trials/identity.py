@@ -33,9 +33,13 @@ from trainer.shared.records.named_tokens import NAMING
 from trainer.shared.run.files import read_json
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.rules import FIRST_KEYS, resolve_model
-from trainer.shared.run.schema import ModelConfig, TuneConfig
+from trainer.shared.run.schema import GroupsConfig, ModelConfig, MuonConfig, TuneConfig
 
-NEWER_THAN_STAGES = [("run", "context_exchange", "all_gather"), ("layout", "slices", 1), ("layout", "slice_lengths", None)]
+NEWER_THAN_STAGES: list[tuple[str, str, Any]] = [
+    ("run", "context_exchange", "all_gather"), ("optimizer", "stable_steps", 0), ("optimizer", "decay_style", "cosine"),
+    ("optimizer", "groups", to_dict(GroupsConfig())), ("optimizer", "kind", "adamw"), ("optimizer", "muon", to_dict(MuonConfig())),
+    ("layout", "slices", 1), ("layout", "slice_lengths", None),
+]  # fmt: skip
 """Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [
     ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),

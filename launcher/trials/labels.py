@@ -122,6 +122,17 @@ def step(record: Record) -> int | None:
     return value if isinstance(value, int) and 0 <= value < LAST_STEP and line.get("attempt", 0) == record.attempt else None
 
 
+def left_s(record: Record) -> float | None:
+    """Returns the seconds that a running trial still needs: its remaining steps at the newest step's time, or the predicted one before it.
+    None where neither is known."""
+    total, made = total_steps(record), step(record) or 0
+    if record.status is not Status.RUNNING or total is None:
+        return None
+    newest = positive((record.read_last_step() or {}).get("step_time_s")) if made else None
+    per_step = newest or positive((record.predicted or {}).get("step_time_s"))
+    return None if per_step is None else max(0, total - made) * per_step
+
+
 def newest_step(record: Record) -> str:
     """The newest step in words: ``step 7  loss 5.83  41.2 ms``; empty before the first."""
     line = record.read_last_step() or {}

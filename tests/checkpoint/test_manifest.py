@@ -19,7 +19,7 @@ from trainer.shared.run.rules import FIRST_KEYS
 pytestmark = pytest.mark.slow  # imports torch
 
 WRONG = (None, True, "text", -1, 10**12, 1.5, [], {}, [[0, -1]])
-OPTIONAL = {("data", "seq"), ("pieces", 0, "crc32", "exp_avg"), ("pieces", 0, "crc32", "exp_avg_sq")}
+OPTIONAL = {("optimizer",), ("data", "seq"), ("pieces", 0, "crc32", "exp_avg"), ("pieces", 0, "crc32", "exp_avg_sq")}
 """What may be missing: moments that were not saved."""
 
 

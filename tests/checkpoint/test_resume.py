@@ -33,13 +33,15 @@ pytestmark = pytest.mark.slow
 STEPS = 10
 
 
-def config(directory: Path, precision: str = "fp64", model: dict[str, Any] | None = None, every: int = 5, **layout: Any) -> dict[str, Any]:
+def config(
+    directory: Path, precision: str = "fp64", model: dict[str, Any] | None = None, every: int = 5, kind: str = "adamw", **layout: Any
+) -> dict[str, Any]:
     sharding = dict(zip(("params", "grads", "optimizer"), layout.pop("sharding", (1, 1, 1))))
     return {
         "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
         "layout": {"micro_batch": 2, "sharding": sharding} | layout,
         "data": {"kind": "synthetic"},
-        "optimizer": {"lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS},
+        "optimizer": {"kind": kind, "lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS},
         "run": {
             "steps": STEPS,
             "precision": precision,
@@ -156,6 +158,22 @@ def test_another_layout_resumes_where_the_first_stopped(
     assert resumed.result["grad_norms"] == pytest.approx(straight.result["grad_norms"][5:], rel=1e-10)
     first, second = saved(tmp_path / "a"), saved(tmp_path / "b")
     assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_a_killed_muon_resumes_where_matrices_are_cut_in_another_way(farm: Farm, tmp_path: Path) -> None:
+    before, after = {"tensor": 2, "sequence_parallel": True}, {"data": 4, "sharding": (1, 2, 4)}
+    model = {"family": "llama"}
+    straight = train(farm, config(tmp_path / "a", model=model, kind="muon")).checked()
+    killed = doom(
+        farm, "killed_in_step", config(tmp_path / "b", model=model, kind="muon", **before), step=7, wait_for="step-00000005-start-0"
+    )
+    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [5]
+    resumed = train(farm, config(tmp_path / "b", model=model, kind="muon", **after), attempt=1, out=killed.directory).checked()
+    assert resumed.result["losses"] == pytest.approx(straight.result["losses"], rel=1e-10)
+    first, second = saved(tmp_path / "a"), saved(tmp_path / "b")
+    assert not first["exp_avg_sq of blocks.0.mlp.up.weight"].count_nonzero(), "a second moment that nobody needs"
     for name in first:
         torch.testing.assert_close(second[name], first[name], rtol=1e-10, atol=1e-12, msg=name)
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from launcher.cli.keys import key_docs
 from launcher.cli.main import main
-from launcher.cli.train import key_docs
 from launcher.config import conf_dir
 from launcher.config.json_schema import json_schema
 from trainer.shared.run.errors import ConfigError

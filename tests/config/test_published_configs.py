@@ -157,9 +157,9 @@ def test_positions_and_windows_of_published_models_are_those_of_their_reports() 
 
 
 def test_weights_of_a_family_without_names_of_tensors_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_of("deepseek_v2")))
+    (tmp_path / "config.json").write_text(json.dumps(config_of("gpt_oss_20b")))
     (tmp_path / "model.safetensors").write_bytes(b"")
-    words = "weights of model.family=deepseek_v2 are neither read nor written here yet"
+    words = "weights of model.family=gpt_oss are neither read nor written here yet"
     for use in (to_import, lambda folder: to_config(read_model(folder))):
         with pytest.raises(ConfigError, match=words):
             use(tmp_path)
@@ -169,8 +169,8 @@ def test_weights_of_a_family_without_names_of_tensors_are_refused(tmp_path: Path
 def test_no_rule_of_conversion_is_made_for_such_a_family() -> None:
     from trainer.convert.rules import rules
 
-    with pytest.raises(ConfigError, match=r"weights of model\.family=deepseek_v2 are neither read nor written"):
-        next(rules(from_config(config_of("deepseek_v2"))))
+    with pytest.raises(ConfigError, match=r"weights of model\.family=gpt_oss are neither read nor written"):
+        next(rules(from_config(config_of("gpt_oss_20b"))))
 
 
 @pytest.mark.parametrize("name", ["nemotron_4_15b", "mixtral_8x7b", "deepseek_v2"])
@@ -185,7 +185,7 @@ def test_dense_expert_and_latent_models_are_planned_from_their_config(
     assert said["model"]["family"] == from_config(config_of(name)).family and said["model"]["seq"] == 4096
 
 
-def test_our_own_trainer_says_that_it_does_not_train_latents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_of("deepseek_v2")))
+def test_our_own_trainer_says_that_it_does_not_train_modules_of_further_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("deepseek_v3")))
     assert main(["train", f"model.from={tmp_path}", "data=synthetic", "--dry-run"]) == 2
-    assert "model.latent.kv_rank=512 can be planned but not trained here yet" in capsys.readouterr().err
+    assert "model.predicted_tokens=1 can be planned but not trained here yet" in capsys.readouterr().err

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from launcher.cli.main import main as run_program
+from launcher.cli.overrides import with_texts
 from launcher.cli.recipes import as_yaml
 from launcher.cli.run import _value
 from launcher.cli.train import main
@@ -88,6 +90,50 @@ def test_a_text_is_a_text_or_one_plain_error(typed: str) -> None:
         assert len(str(error).splitlines()) == 1
     else:
         assert value in (typed.strip(), value) if set(typed) & set("'\"\\$ ") else value == typed
+
+
+# -- text that nothing changes, and names with dots ---------------------------------------------------------------------------
+
+
+@draws(gate=25, campaign=2000)
+@given(st.text("ab01_.,:;&|[](){}'\"\\=+-# $\n", max_size=8))
+@example("\\${x}")
+@example("${oc.env:HOME}")
+@example("null")
+def test_a_text_that_is_set_is_that_text(typed: str) -> None:
+    (word,) = with_texts(["--set", "cluster.env.A", typed])
+    assert compose([word]).cluster.env["A"] == typed
+    assert [each.value() for each in [parse_override(check_overrides([word], sweep=True)[0])]] == [parse_override(word).value()]
+
+
+def test_texts_of_a_list_are_its_entries_and_other_words_stay() -> None:
+    words = with_texts(["a=1", "--set", "cluster.extra", "--exclude=n[1-4],n7", "-m", "--set", "cluster.extra", "-x"])
+    assert words[:2] == ["a=1", "-m"] and compose(["cluster=slurm", words[2]]).cluster.extra == ["--exclude=n[1-4],n7", "-x"]  # type: ignore[attr-defined]
+    (word,) = with_texts(["--set", "stages.base.data.path", "a: b,c"])
+    assert _value(word) == "a: b,c"
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--set", "run.steps", "1_0"], "--set run.steps 1_0: run.steps is not text; write run.steps=1_0"),
+        (["--set", "data.path"], "--set takes a KEY and a TEXT, as in --set sweep.name 'a,b'"),
+        (["--set", "data.path=a", "b"], "--set 'data.path=a': a KEY and a TEXT are two words, as in --set sweep.name 'a,b'"),
+    ],
+)
+def test_a_text_that_cannot_be_set_is_one_plain_line(words: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(["plan", *words]) == 2
+    assert capsys.readouterr().err == f"error: {answer}\n"
+
+
+def test_a_name_with_dots_is_one_entry_of_a_mapping_of_texts() -> None:
+    words = ["cluster=kubernetes", "cluster.labels.app.kubernetes.io/name=a,b", "cluster.labels.team=x", "cluster.annotations.a/b=true"]
+    cluster: Any = compose(words).cluster
+    assert cluster.labels == {"app.kubernetes.io/name": "a,b", "team": "x"} and cluster.annotations == {"a/b": "true"}
+    swept = read("cluster.labels.a.b/c=x,'y,z'", "kubernetes", sweep=True)
+    lines = [f"++cluster.labels={value}" for value in swept.sweep_string_iterator()]
+    jobs: list[Any] = [Jobs(_composed).config(["cluster=kubernetes", line]).cluster for line in lines]
+    assert [job.labels for job in jobs] == [{"a.b/c": "x"}, {"a.b/c": "y,z"}]
 
 
 # -- sweeps -----------------------------------------------------------------------------------------------------------------

@@ -109,6 +109,40 @@ CASES = [
         "run.precision=fp8 on A100-80GB-SXM, which has no peak_tflops.fp8: it does not multiply numbers of 8 bits; use run.precision=bf16",
     ),
     (["tune.method=lora", "tune.targets=[qkv,up,qkv]"], "tune.targets=['qkv', 'up', 'qkv'] names qkv twice; name each matrix once"),
+    (["model=t5_tiny", "model.encoder_layers=6"], "model.encoder_layers=6 of model.layers=6 leaves a stack without a block; use 1 to 5"),
+    (["model=t5_tiny", "model.window=8"], "model.window=8 is for families without an encoder, and model.family=t5 has one; leave it out"),
+    (["model=t5_tiny", "model.rope.factor=2"], "model.rope.factor=2.0 is for families without an encoder"),
+    (
+        ["model=t5_tiny", "model.positions=rotary"],
+        "model.positions=rotary is for families without an encoder; use relative, learned or none",
+    ),
+    (["model=t5_tiny", "model.kv_heads=2"], "model.kv_heads=2: model.family=t5 has a key and a value for each head; leave it out"),
+    (["model=t5_tiny", "model.relative_distance=16"], "model.relative_distance=16 is not beyond the 16 exact distances"),
+    (["model.decoder_seq=8"], "model.decoder_seq=8 is for a family with an encoder, and model.family=gpt has none; leave it out"),
+    (["model.encoder_layers=2"], "model.encoder_layers=2 is for a family with an encoder"),
+    (["model.positions=relative"], "model.positions=relative is for model.family=t5, not gpt; use learned, rotary, alibi or none"),
+    (["model=t5_tiny", "layout.context=2"], "layout.context=2 is not offered for model.family=t5, which has an encoder; leave it out"),
+    (["model=t5_tiny", "run.compile=true"], "run.compile=true is not offered for model.family=t5"),
+    (
+        ["model=t5_tiny", "layout.tensor=2", "layout.sequence_parallel=true"],
+        "layout.sequence_parallel shards model.decoder_seq=29 over layout.tensor=2, which does not divide it; set model.decoder_seq=30",
+    ),
+    (
+        ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=8", "model.kv_heads=2"],
+        "model.kv_heads=2 does not go with model.latent.kv_rank=16: keys and values of all heads are made from one latent",
+    ),
+    (
+        ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=8", "model.kv_heads=4", "tune.method=lora", "tune.rank=4"],
+        "adds to the one matrix of queries, keys and values, and model.latent.kv_rank=16 has several; use tune.targets=[output] with lora",
+    ),
+    (
+        ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=0"],
+        "model.latent.rotary=0 leaves no number for model.positions=rotary",
+    ),
+    (
+        ["model=llama_tiny", "model.latent.kv_rank=16", "model.latent.rotary=7"],
+        "model.latent.rotary=7 x model.rope.share=1 is 7 dimensions, which turn in pairs",
+    ),
     (["model.from=no/such"], "model.from=no/such: cannot read no/such/config.json"),
 ]
 

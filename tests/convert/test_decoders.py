@@ -156,6 +156,25 @@ def grouped_experts(draw: random.Random) -> Config:
     return experts(draw, "n_routed_experts", moe_intermediate_size=8, num_experts_per_tok=2) | flags(draw, "norm_topk_prob") | own
 
 
+def latents(draw: random.Random) -> Config:
+    """Latent attention, whose values are narrower or wider than the keys without positions."""
+    own = {"kv_lora_rank": draw.choice([6, 10]), "q_lora_rank": draw.choice([None, 7]), "rms_norm_eps": 1e-5}
+    given = common(draw) | own
+    return (
+        given
+        | {"num_key_value_heads": given["num_attention_heads"], "qk_nope_head_dim": draw.choice([4, 6]), "qk_rope_head_dim": 4}
+        | {"v_head_dim": draw.choice([3, 6, 12])}
+    )
+
+
+def scaled(draw: random.Random) -> Config:
+    """Positions that are scaled or not, and where YaRN scales them, with the scales of its magnitude that DeepSeek's files have, or none."""
+    found = rope(draw, 4, "default yarn")
+    scales = draw.choice([{}, {"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.707, "mscale_all_dim": 0.5}])
+    found["rope_parameters"] |= scales if found["rope_parameters"]["rope_type"] == "yarn" else {}
+    return found
+
+
 def by_block(draw: random.Random, width: int) -> Config:
     """Other angles in blocks with a window."""
     local = {"rope_type": "default", "rope_theta": draw.choice([100.0, 10000.0])}
@@ -186,6 +205,16 @@ DRAWS: dict[str, Callable[[random.Random], Config]] = {
     "qwen3_moe": lambda d: (c := wide(d)) | rope(d, c["head_dim"]) | flags(d, "attention_bias") | sparse(d),
     "glm4_moe": lambda d: (
         wide(d) | share(d, rope(d, 4, "default yarn"), 0.5) | flags(d, "attention_bias", "use_qk_norm") | grouped_experts(d)
+    ),
+    "deepseek_v2": lambda d: (
+        latents(d) | scaled(d) | grouped_experts(d) | {"topk_method": d.choice(["greedy", "group_limited_greedy"]), "norm_topk_prob": False}
+    ),
+    "deepseek_v3": lambda d: (
+        latents(d)
+        | scaled(d)
+        | grouped_experts(d)
+        | flags(d, "rope_interleave")
+        | {"num_nextn_predict_layers": 0, "first_k_dense_replace": 1}
     ),
 }
 """A random config.json of each."""

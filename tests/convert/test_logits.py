@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,7 @@ from trainer.models.transformer import Transformer
 from trainer.shared.records.manifest import read_manifest
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import ExpertsConfig, ModelConfig, RopeConfig
+from trainer.shared.run.schema import ExpertsConfig, LatentConfig, ModelConfig, RopeConfig
 
 pytestmark = MARKS
 
@@ -49,6 +50,20 @@ MODELS = {
         family="glm4_moe",
         kv_heads=2,
         rope=RopeConfig(share=0.5),
+        experts=ExpertsConfig(count=4, ffn=12, shared_ffn=12, dense_layers=1, router="sigmoid", groups=2, active_groups=1, correction=0.0),
+        **SMALL,  # type: ignore[arg-type]
+    ),
+    "deepseek_v2": ModelConfig(
+        family="deepseek_v2",
+        latent=LatentConfig(kv_rank=10, rotary=4, value=12),
+        experts=ExpertsConfig(count=4, ffn=12, shared_ffn=12, normalized=False, scale=2.0),
+        **SMALL,  # type: ignore[arg-type]
+    ),
+    "deepseek_v3": ModelConfig(
+        family="deepseek_v3",
+        latent=LatentConfig(kv_rank=10, query_rank=8, rotary=4, value=6),
+        rope=RopeConfig(kind="yarn", factor=4.0, original=8, magnitude=1.0),
+        attention_scale=(0.1 * math.log(4.0) + 1) ** 2 / math.sqrt(8 + 4),
         experts=ExpertsConfig(count=4, ffn=12, shared_ffn=12, dense_layers=1, router="sigmoid", groups=2, active_groups=1, correction=0.0),
         **SMALL,  # type: ignore[arg-type]
     ),

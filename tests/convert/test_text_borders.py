@@ -13,9 +13,10 @@ from tests.convert.test_logits import SMALL, checkpoint, ours
 from tests.huggingface import MARKS, transformers
 from trainer.convert import export_gguf, export_weights, import_weights
 from trainer.data.dataset import open_dataset
+from trainer.generate.api import CompletionForm, ServedModel
+from trainer.generate.broker import RequestBroker
 from trainer.generate.job import complete
 from trainer.generate.ranks import alone
-from trainer.generate.server import RequestBroker
 from trainer.generate.telling import open_text
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.records.artifacts import find_artifact
@@ -80,7 +81,7 @@ def test_generate_serve_and_tuning_read_a_prompt_as_its_tokenizer_makes_it(base:
     with alone(base, "fp32") as (config, world):
         (told,) = complete(command, command.prompts, config, world, None)
     assert told["prompt_tokens"] == expected and not told["text"].startswith(TEXT)
-    (asked,) = RequestBroker(open_text(None, base, 300), 64, 1, lambda: False).ask({"prompt": TEXT})
+    (asked,) = RequestBroker(ServedModel("m", open_text(None, base, 300), 64), 1, lambda: False).ask(CompletionForm(), {"prompt": TEXT})
     assert (asked.request.prompt, asked.request.stop) == (expected, {2})
     (row,) = examples(tmp_path, base).batch(0, 1)
     answer = tokenizer().encode("fox", add_special_tokens=False).ids

@@ -44,10 +44,16 @@ def test_a_number_for_each_layer_is_read_where_all_are_equal() -> None:
         header(attention__head_count=[])
 
 
+def test_llamas_architecture_with_experts_is_mixtral() -> None:
+    assert header(expert_count=0).family == "llama"
+    mixtral = header(expert_count=8, expert_used_count=3)
+    assert (mixtral.family, mixtral.experts.count, mixtral.experts.active) == ("mixtral", 8, 3)
+
+
 @pytest.mark.parametrize(
     ("name", "off", "value"),
     [
-        ("expert_count", 0, 8),
+        ("expert_shared_count", 0, 1),
         ("attention.sliding_window", 0, 4096),
         ("rope.dimension_count", 4, 2),
         ("attention.value_length", 4, 8),

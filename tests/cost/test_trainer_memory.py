@@ -164,6 +164,35 @@ def test_context_ranks_keep_the_bytes_that_are_predicted(name: str, exchange: st
     assert {part: predicted[part] for part in counted} == pytest.approx(counted, rel=5e-3)
 
 
+LATENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "values narrower than keys": ({}, {}),
+    "values as wide": ({"value": 48, "query_rank": 0}, {}),
+    "over tensor ranks": ({}, {"tensor": 2}),
+    "over pieces of sequences": ({}, {"tensor": 2, "sequence_parallel": True}),
+    "selective recomputation": ({}, {"recompute": "selective"}),
+    "full recomputation": ({}, {"recompute": "full"}),
+    "context ranks": ({}, {"context": 2}),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.campaign("layouts"))])
+@pytest.mark.parametrize(
+    "name", some(LATENTS, {"values narrower than keys", "values as wide", "over tensor ranks", "over pieces of sequences"})
+)
+def test_latents_keep_the_bytes_that_are_predicted(name: str, precision: str, farm: Farm) -> None:
+    """Matrices that make latents are whole on every tensor rank, and so are latents without sequence parallelism."""
+    own, layout = LATENTS[name]
+    latent = {"kv_rank": 40, "query_rank": 48, "rotary": 16, "value": 24} | own
+    model = {"family": "deepseek_v3", "layers": 4, "hidden": 128, "heads": 4, "head_width": 32, "ffn": 256, "vocab": 1000, "seq": 64}
+    run = {"global_batch": 2, "warmup_steps": 0}
+    plain = small(steps=1, precision=precision, model=model | {"latent": latent}, run=run, micro_batch=2, **layout)
+    counted = farm.train(plain, ranks(layout)).checked().result["memory"]
+    config = resolve(from_dict(TrainConfig, plain), ranks(layout))
+    cluster = ClusterConfig(gpus_per_node=ranks(layout), hardware=HARDWARE["cpu"])
+    predicted = predict(config.model, config.layout, config.run, cluster).counted
+    assert {part: predicted[part] for part in counted} == pytest.approx(counted, rel=5e-3)
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_gradients_of_one_micro_batch_fill_one_buffer_and_of_more_two(micro_batches: int, farm: Farm) -> None:
     layout: dict[str, Any] = {"data": 2, "sharding": {"params": 1, "grads": 2, "optimizer": 2}}
@@ -172,3 +201,25 @@ def test_gradients_of_one_micro_batch_fill_one_buffer_and_of_more_two(micro_batc
     config = resolve(from_dict(TrainConfig, plain), 2)
     predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=2, hardware=HARDWARE["cpu"])).counted
     assert predicted["gradients"] == pytest.approx(counted, rel=TOLERANCE)
+
+
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "unfused": ({"attention": "unfused"}, {}),
+    "learned positions, in stages": ({"positions": "learned"}, {"pipeline": 3}),
+    "relative positions, shared sequences": ({}, {"tensor": 2, "sequence_parallel": True}),
+    "recomputed": ({}, {"recompute": "full", "pipeline": 2}),
+    "chosen parts recomputed": ({}, {"recompute": "selective", "data": 2, "sharding": {"params": 1, "grads": 2, "optimizer": 2}}),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_memory_of_an_encoder_and_its_decoder_is_what_the_trainer_counts(name: str, farm: Farm) -> None:
+    model, layout = PAIRS[name]
+    pair = {"family": "t5", "layers": 6, "hidden": 128, "heads": 4, "vocab": 1000, "seq": 64, "decoder_seq": 32, "ffn": 256}
+    run = {"global_batch": 8, "bucket_mb": 25.0, "warmup_steps": 0}
+    plain = small(steps=1, precision="fp32", model=pair | model, run=run, **({"micro_batch": 2} | layout))
+    world = ranks(plain["layout"])
+    counted = farm.train(plain, world).checked().result["memory"]
+    config = resolve(from_dict(TrainConfig, plain), world)
+    predicted = predict(config.model, config.layout, config.run, ClusterConfig(gpus_per_node=world, hardware=HARDWARE["cpu"])).counted
+    assert {part: predicted[part] for part in counted} == pytest.approx(counted, rel=TOLERANCE)

@@ -6,14 +6,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.config.hardware import shipped_hardware
+from launcher.config.trainers import engine
+from launcher.cost.inference import SERVING_DTYPE, InferenceCase
+from launcher.cost.inputs.device import Device
+from launcher.cost.inputs.shape import Shape
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from tests.huggingface import MARKS, transformers
 from trainer.convert import export_weights
+from trainer.generate.cache import COLUMNS
 from trainer.generate.generate import Completion, Decoder, PromptRequest, RequestUpdate, check_prompts, generate
 from trainer.generate.ranks import alone
 from trainer.generate.sampling import Sampling, choose, uniform
@@ -87,6 +94,20 @@ def test_greedy_text_and_log_probabilities_are_those_of_transformers_on_the_expo
             assert made.text == answer.sequences[0].tolist()
             shares = [float(row[0].log_softmax(-1).max()) for row in answer.logits]
             assert made.log_probabilities == pytest.approx(shares, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama grouped tied", "deepseek_v3"])
+def test_a_cache_has_the_bytes_that_the_cost_model_gives_it(name: str, checkpoints: dict[str, Path]) -> None:
+    """Of latents: rank + rotary numbers of a token and block, once."""
+    with alone(checkpoints[name], "fp32") as (config, world):
+        session = Session(config, world, open_weights(checkpoints[name]).load)
+        memory = session.begin([0, 2])
+        session.read(memory, [[0, 1, 2, 3], [0, 0, 4, 5]])
+    layouts = np.array([(1, 1, 1, 2)], SERVING_DTYPE)
+    asked = InferenceCase(
+        Shape.of(config.model), layouts, 4, 2, Device.of(shipped_hardware()["cpu"], 1), engine("trireme"), "fp32", kv="fp32"
+    )
+    assert memory.nbytes == 2 * COLUMNS * config.model.layers * int(asked.kv_per_token[0])
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])

@@ -29,7 +29,8 @@ LAYOUTS = list(itertools.product((1, 2, 4), repeat=2))
 
 
 def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[int]], batches: list[int], precision: str) -> None:
-    """Texts of all models under all samplings and batches, by layout (tensor, pipeline); ranks that a layout leaves free make replicas."""
+    """Texts of all models under all samplings and batches, by layout (tensor, pipeline), with the scores of every other prompt; ranks that
+    a layout leaves free make replicas."""
     answers: dict[str, Any] = {}
     run = RunConfig(task="generate", steps=1, warmup_steps=0, global_batch=16, precision=precision)
     first = TrainConfig(run=run, data=DataConfig(kind="synthetic"), layout=LayoutConfig(data=env.world_size))
@@ -42,9 +43,12 @@ def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[in
             session = Session(config, world, weights.load)
             for kind, slots in itertools.product(SAMPLINGS, batches):
                 sampling = Sampling(**SAMPLINGS[kind])
-                requests = [PromptRequest(n, prompt, 6, sampling, frozenset([3]), n) for n, prompt in enumerate(PROMPTS)]
+                requests = [PromptRequest(n, prompt, 6, sampling, frozenset([3]), n, scored=n % 2 == 0) for n, prompt in enumerate(PROMPTS)]
                 made = generate(session, requests, slots)
-                answers[f"{name} {kind} {tensor} {pipeline} {slots}"] = [(c.tokens, c.log_probabilities, c.ended) for c in made]
+                answers[f"{name} {kind} {tensor} {pipeline} {slots}"] = [
+                    (c.tokens, c.log_probabilities + [share for share, _ in c.read], c.ended) for c in made
+                ]
+                assert [len(c.read) for c in made] in ([], [2, 0, 7, 0, 1])  # of every other prompt; known to rank 0
     if env.rank == 0:
         (out / "answers.json").write_text(json.dumps(answers))
 
@@ -53,7 +57,7 @@ def speak(env: RankEnv, out: Path, models: dict[str, str], layouts: list[list[in
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Checkpoints of models of four blocks, and one Hugging Face folder."""
     root, found = tmp_path_factory.mktemp("models"), {}
-    for name in ("gpt", "llama", "bloom odd heads", "glm4_moe"):
+    for name in ("gpt", "llama", "bloom odd heads", "glm4_moe", "deepseek_v3"):
         heads = {"heads": 4, "hidden": 32} if name == "bloom odd heads" else {}
         model = resolve_model(MODELS[name].__class__(**(vars(MODELS[name]) | {"layers": 4} | heads)))
         found[name] = str(checkpoint(ours(model, seed=4), model, root / name))

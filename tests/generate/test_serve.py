@@ -62,6 +62,12 @@ class Server:
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         return connection.getresponse()
 
+    def ask_page(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        connection.request(method, path, json.dumps(body or {}))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
     def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, Any]]:
         answer = self.send(body, **headers)
         return answer.status, json.loads(answer.read())
@@ -186,13 +192,16 @@ def test_streamed_pieces_have_the_log_probabilities_of_the_whole_answer(server: 
         ({"prompt": "a", "model": "gpt-4"}, 404, "model='gpt-4' is not served; this is 'c'"),
         ({"prompt": "a", "logprobs": 6}, 400, "logprobs=6 must be a whole number from 0 to 5"),
         ({"prompt": "a", "logprobs": True}, 400, "logprobs=True must be a whole number from 0 to 5"),
-        ({"prompt": "a", "echo": True}, 400, "echo=True is not served; leave it out"),
+        ({"prompt": "a", "echo": 1}, 400, "echo=1 is not a truth value"),
         ({"prompt": "a", "presence_penalty": 0.5}, 400, "presence_penalty=0.5 is not served; leave it out"),
         ({"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias={'5': 1} is not served; leave it out"),
         ({"prompt": "a", "temperature": -1}, 400, "temperature=-1"),
         ({"prompt": "a", "temperature": 10**400}, 400, "temperature is too large a number; give one below 1e308"),
-        ({"prompt": "a", "n": 2}, 400, "n=2 is not served; leave it out"),
-        ({"prompt": "a", "best_of": 3}, 400, "best_of=3 is not served; leave it out"),
+        ({"prompt": "a", "n": 33}, 400, "n=33 must be a whole number from 1 to 32"),
+        ({"prompt": "a", "n": 2, "best_of": 3}, 400, "best_of=3 is not served; leave it out"),
+        ({"prompt": ["a", "b"], "n": 17}, 400, "prompt has 2 texts of 17 choices each, and 32 may wait or run at once; give fewer"),
+        ({"prompt": "a", "messages": []}, 400, "messages=[] is not served; leave it out"),
+        ({"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}}, 400, "include_usage=1 is not a truth value"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens=0 must be a whole number of 1 or more"),
         ({"prompt": "a", "max_tokens": True}, 400, "max_tokens=True must be a whole number of 1 or more"),
         ({"prompt": "\ud800"}, 400, "'\\ud800' is not UTF-8 text"),
@@ -278,7 +287,9 @@ def test_a_full_queue_refuses_and_sigterm_finishes_what_runs_and_takes_nothing_n
     for thread in threads:
         thread.start()
     server.until(lambda stats: stats["running"] + stats["waiting"] == 3)
-    assert server.ask(body) == (429, {"error": {"message": "3 requests wait or run already; ask again later"}})
+    status, answer = server.ask(body)
+    said = {"message": "3 requests wait or run already; ask again later", "type": "requests", "param": None, "code": "rate_limit_exceeded"}
+    assert status == 429 and answer == {"error": said}
     server.process.send_signal(signal.SIGTERM)
     late = []
     with pytest.raises(OSError):  # refused in whole answers as long as it is there

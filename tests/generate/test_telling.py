@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from trainer.data.text import TextTokens
+from trainer.generate.spelling import TokenSpelling
 from trainer.generate.telling import TextStream, open_text
 from trainer.shared.run.command_lines import GenerateCommand, texts_of
 from trainer.shared.run.errors import ConfigError
@@ -34,6 +35,18 @@ def test_pieces_behind_a_prompt_are_its_continuation_space_and_all(spaced: Token
     pieces = [telling.hear(made[:count], count == len(made)) for count in range(1, len(made) + 1)]
     assert pieces == [" is", " the", "s"] and telling.text == " is thes"
     assert spaced.decode(prompt + made) == "the answer" + "".join(pieces)
+
+
+def test_a_token_is_spelt_as_inside_a_text_and_its_bytes_are_those_of_its_part_of_a_character(spaced: Tokenizer) -> None:
+    spelling = TokenSpelling(spaced)
+    assert [spelling.word(token) for token in range(2, 7)] == ["</s>", " the", " answer", " is", "s"]
+    letters = {"\u00c3": 0, "\u013a": 1, "a": 2, "\u0120a": 3}  # the bytes of an umlaut, and a word with its space
+    whole = Tokenizer(models.WordLevel(letters, unk_token="a"))
+    whole.decoder = decoders.ByteLevel()
+    assert [TokenSpelling(whole).bytes(token) for token in range(4)] == [[0xC3], [0x98], [0x61], [0x20, 0x61]]
+    fallback = Tokenizer(models.WordLevel({"<0xC3>": 0, "<0x98>": 1, "a": 2}, unk_token="a"))
+    fallback.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert [TokenSpelling(fallback).bytes(token) for token in range(3)] == [[0xC3], [0x98], [0x61]]
 
 
 @pytest.mark.parametrize("stop", ["ab", "aab", "abab", "s", "is the", "a" * 1000])

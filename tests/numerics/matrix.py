@@ -20,7 +20,7 @@ import random
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -34,12 +34,14 @@ from trainer.data.prepare import prepare
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.parallel.balance import blocks_per_chunk
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import (
     ACTIVATIONS,
     EXCHANGES,
+    GATED,
     MATRICES,
     RECOMPUTE,
     ROUTERS,
@@ -49,6 +51,7 @@ from trainer.shared.run.schema import (
     ResolvedTrainConfig,
     TrainConfig,
 )
+from trainer.shared.run.spans import SENTINELS
 from trainer.shared.run.tuning import PROMPTS, text_model
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ class Case:
     tune: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # its kind is synthetic by default; text is that of ``EXAMPLES``
+    optimizer: dict[str, Any] = field(default_factory=dict)
     steps: int = STEPS
 
     def config(self, folder: Path = Path()) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class Case:
             "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16} | self.model,
             "layout": {"micro_batch": 1} | self.layout,
             "data": text | {"kind": "synthetic"} | self.data,
-            "optimizer": {"lr": 0.02, "warmup_steps": 1, "eps": 1e-4, "clip": 0.5},
+            "optimizer": {"lr": 0.02, "warmup_steps": 1, "eps": 1e-4, "clip": 0.5} | self.optimizer,
             "run": {
                 "steps": self.steps,
                 "warmup_steps": 0,
@@ -136,21 +140,21 @@ def plain(family: Family) -> bool:
 
 
 def draw(seed: int, index: int, kind: str = "dense") -> Case:
-    """Case number ``index`` of a kind: "dense", with "experts", or with "context" ranks or "slices" and at times with experts, too."""
+    """Case number ``index`` of a kind of ``KINDS``, at times with experts as well."""
     dice = random.Random(f"{seed}/{index}{'' if kind == 'dense' else f'/{kind}'}")
     while True:
-        case = _draw_any(dice)
-        case = _with_context(dice, case) if kind == "context" else _with_slices(dice, case) if kind == "slices" else case
-        mixes = kind == "experts" or (kind in ON_SEQUENCES and dice.random() < 0.3)
-        case = _with_experts(dice, case) if mixes else case
+        case = KINDS[kind](dice, _draw_any(dice))
+        case = _with_experts(dice, case) if kind in MIXED and dice.random() < MIXED[kind] else case
         if case.ranks <= MOST_RANKS and case.valid:
             return case
 
 
 WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
 """Schedules of whole sequences."""
-ON_SEQUENCES = ("context", "slices")
-"""Kinds with axes of their own, that any other may meet."""
+OWN_AXES = ("context", "slices", "latent", "pairs", "muon")
+"""Kinds with axes of their own, which come first."""
+MIXED = {"context": 0.3, "slices": 0.3, "latent": 0.6, "muon": 0.3}
+"""Kinds that have experts, too, and in what share of their cases."""
 
 
 def _draw_any(dice: random.Random) -> Case:
@@ -298,6 +302,28 @@ def _with_slices(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=layout, model=case.model | {"seq": unit * units}, precision="fp64")
 
 
+def _with_latents(dice: random.Random, case: Case) -> Case:
+    """``case`` with queries, keys and values from latents, at times over context ranks. Values are narrower than keys, or wider. In fp64, for
+    norms of few elements."""
+    case = _with_context(dice, case) if dice.random() < 0.3 else case
+    turning = dice.choice([2, 4, 6])
+    latent = {
+        "kv_rank": dice.choice([3, 8]),
+        "query_rank": dice.choice([0, 5]),
+        "rotary": turning,
+        "value": dice.choice([None, 3, 20]),
+        "interleaved": dice.random() < 0.7,
+    }
+    model = case.model | {"latent": latent, "kv_heads": case.model["heads"], "qk_norm": "none"}
+    model["biases"] = [name for name in model.get("biases", ()) if name != "qkv"]
+    if "rope" in model:
+        model["rope"] = (
+            model["rope"] | {"share": 1.0} | {name: [1.5] * (turning // 2) for name in ("short", "long") if name in model["rope"]}
+        )
+    tune = case.tune | {"targets": ["output"]} if case.tune.get("method") == "lora" else case.tune
+    return replace(case, model=model, tune=tune if tune.get("method") != "ia3" else {}, precision="fp64")
+
+
 def _with_experts(dice: random.Random, case: Case) -> Case:
     """``case`` with experts, few enough for some to have no token. In fp64, for rounding may change what a router chooses."""
     folded = case.layout["tensor"] * case.layout.get("context", 1) * case.layout["data"]
@@ -325,6 +351,61 @@ def _with_experts(dice: random.Random, case: Case) -> Case:
         "z_loss": dice.choice([0.0, 0.02]),
     }
     return replace(case, layout=case.layout | {"expert": degree}, model=case.model | {"experts": experts}, precision="fp64")
+
+
+def _with_encoder(dice: random.Random, case: Case) -> Case:
+    """``case`` with an encoder in front, of any share of the blocks, and what such models choose from."""
+    layout, model, tune = case.layout, case.model, case.tune if case.tune.get("method") not in PROMPTS else {}
+    layers = max(2, model["layers"])
+    unit = layout["tensor"] if layout["sequence_parallel"] else 1
+    data = {"kind": case.data["kind"]} if case.data else {}
+    lengths = {"instructions": (40, 20), "corpus": (24, 8)}.get(data.get("kind", ""), (dice.choice([1, 5, 12]), dice.choice([1, 3, 8])))
+    read, written = (unit * -(-length // unit) for length in lengths)
+    pairs = {name: value for name, value in model.items() if name in ("dropout", "attention", "heads", "hidden", "ffn", "activation")}
+    pairs |= {
+        "family": "t5",
+        "layers": layers,
+        "kv_heads": model["heads"],
+        "encoder_layers": dice.randint(1, layers - 1),
+        "seq": read,
+        "decoder_seq": written,
+        "vocab": VOCAB + SENTINELS if data else model["vocab"],
+        "tied": dice.random() < 0.5,
+        "positions": dice.choice(["relative", "relative", "learned", "none"]),
+        "relative_buckets": dice.choice([4, 8, 32]),
+        "relative_distance": dice.choice([17, 128]),
+        "norm": dice.choice(["rms", "rms", "layer", "layer_no_bias"]),
+        "biases": dice.choice([[], [], [*MATRICES], ["qkv", "down"]]),
+        "head_width": dice.choice([4, 12]),
+    }
+    if layout.get("stage_layers") and sum(layout["stage_layers"]) != layers:
+        layout = {name: value for name, value in layout.items() if name != "stage_layers"}
+    return replace(case, layout=layout, model=pairs, tune=tune, data=data, precision="fp64")
+
+
+def _with_muon(dice: random.Random, case: Case) -> Case:
+    """``case`` with orthogonalised matrices, at times over context ranks. In fp64, for the iterations make much of rounding."""
+    case = _with_context(dice, case) if dice.random() < 0.2 else case
+    muon = {
+        "nesterov": dice.random() < 0.7,
+        "scale": dice.choice(["rms", "spectral"]),
+        "cautious": dice.random() < 0.3,
+        "steps": dice.choice([3, 5]),
+    }
+    groups = dice.choice([{}, {"matrices": {"lr": 0.05, "weight_decay": 0.3}}])
+    return replace(case, optimizer={"kind": "muon", "muon": muon, "groups": groups}, precision="fp64")
+
+
+KINDS: dict[str, Callable[[random.Random, Case], Case]] = {
+    "dense": lambda dice, case: case,
+    "experts": _with_experts,
+    "context": _with_context,
+    "slices": _with_slices,
+    "latent": _with_latents,
+    "pairs": _with_encoder,
+    "muon": _with_muon,
+}
+"""What makes a dense case one of a kind."""
 
 
 OPTIONS: dict[str, list[Any]] = {
@@ -461,7 +542,10 @@ def traits(case: Case) -> dict[str, Any]:
         }
         | _traits_of_context(case)
         | _traits_of_slices(case)
+        | _traits_of_pairs(case)
         | _traits_of_experts(case)
+        | _traits_of_latents(case)
+        | _traits_of_muon(case)
     )
 
 
@@ -501,6 +585,26 @@ def _traits_of_slices(case: Case) -> dict[str, Any]:
     }
 
 
+def _traits_of_pairs(case: Case) -> dict[str, Any]:
+    model, layout = case.model, case.layout
+    if "encoder_layers" not in model:
+        return {}
+    config = resolve(from_dict(TrainConfig, case.config()), case.ranks)
+    counts = blocks_per_chunk(config.model, config.layout)
+    cuts, border = [*itertools.accumulate(counts)][:-1], model["encoder_layers"]
+    where = {"encoder" if 0 < cut < border else "decoder" if border < cut < config.model.layers else "border" for cut in cuts}
+    return {
+        "pairs cut": (tuple(sorted(where)), layout["schedule"]),
+        "pairs at": (model["positions"], layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1),
+        "pairs tied": (model["tied"], layout["pipeline"] > 1, layout["schedule"] == "interleaved"),
+        "pairs recomputed": (layout["recompute"], model["dropout"] > 0, model["attention"]),
+        "pairs sharded": (layout["sharding"]["params"] > 1, layout["sharding"]["optimizer"] > 1, layout["pipeline"] > 1),
+        "pairs of data": case.data.get("kind", "synthetic"),
+        "pairs' tokens": (min(model["seq"], 2), min(model["decoder_seq"], 2)),
+        "pairs in training": case.tune.get("method", "full"),
+    }
+
+
 def _traits_of_experts(case: Case) -> dict[str, Any]:
     experts, layout = case.model.get("experts"), case.layout
     if experts is None:
@@ -518,20 +622,55 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
     }
 
 
+def _traits_of_latents(case: Case) -> dict[str, Any]:
+    latent, layout = case.model.get("latent"), case.layout
+    if latent is None:
+        return {}
+    width, context = case.model.get("head_width", 8) + latent["rotary"], layout.get("context", 1)
+    return {
+        "latent of queries": (latent["query_rank"] > 0, layout["tensor"] > 1),
+        "latent values": ((latent["value"] or 0) > width, case.model["attention"], case.model["dropout"] > 0),
+        "latent over": (layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1, layout["data"] > 1),
+        "latent recomputed": (layout["recompute"], layout["sequence_parallel"]),
+        "latent sharded": (layout["sharding"]["params"] > 1, layout["tensor"] > 1),
+        "latent turning": (case.model.get("positions") in (None, "rotary"), latent["interleaved"]),
+        "latent context": context > 1 and case.run["context_exchange"],
+        "latent experts": ("experts" in case.model, layout.get("expert", 1) > 1),
+    }
+
+
+def _traits_of_muon(case: Case) -> dict[str, Any]:
+    layout, sharding = case.layout, case.layout["sharding"]
+    if not case.optimizer:
+        return {}
+    cut = sharding["optimizer"] > 1, layout["tensor"] > 1
+    return {
+        "muon shards": (*cut, sharding["params"] > 1),
+        "muon over": (*cut, layout["pipeline"] > 1, sharding["optimizer"] < layout["data"]),
+        "muon with experts": ("experts" in case.model, *cut, layout.get("expert", 1) > 1),
+        "muon with context": (layout.get("context", 1) > 1, *cut),
+        "muon tunes": case.tune.get("method", "full"),
+        "muon and ties": (case.model["tied"], layout["pipeline"] > 1),
+        "muon's gates": (case.model["activation"] in GATED, *cut),
+        "muon's keys": (case.model["kv_heads"] < case.model["heads"], *cut),
+        "muon's buckets": (case.run["bucket_mb"], *cut),
+    } | {f"muon.{name}": value for name, value in case.optimizer["muon"].items()}
+
+
 @cache
 def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> list[Case]:
     """``count`` cases of a kind, each the one of the next ``choice`` draws that has the most values of axes that none before it has (of
-    ``ON_SEQUENCES``, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
+    ``OWN_AXES``, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
     ranks."""
     chosen: list[Case] = []
     seen: set[Any] = set()
     for number in range(count):
         draws = [draw(seed, index, kind) for index in range(number * choice, (number + 1) * choice)]
-        draws = [case for case in draws if case.ranks <= FEW_RANKS or kind == "dense"]
+        draws = [case for case in draws if case.ranks <= FEW_RANKS or kind in ("dense", "muon")]
         found = [set(traits(case).items()) for case in draws]
         met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
         every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
-        first = [{value for value in values if kind in ON_SEQUENCES and value[0].startswith(kind)} for values in found]
+        first = [{value for value in values if kind in OWN_AXES and value[0].startswith(kind)} for values in found]
         worth = [
             (len(first[n] - seen), len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks)
             for n in range(len(draws))

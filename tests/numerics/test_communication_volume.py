@@ -172,3 +172,39 @@ def test_wire_bytes_are_those_of_a_ring(farm: Farm) -> None:
 
 def test_one_process_communicates_nothing(farm: Farm) -> None:
     assert farm.train(small(), 1).checked().result["communication"] == {}
+
+
+E, D = 16, 8
+PAIRS = {
+    "family": "t5",
+    "layers": 4,
+    "encoder_layers": 2,
+    "hidden": H,
+    "heads": 4,
+    "head_width": 16,
+    "ffn": 96,
+    "vocab": V,
+    "seq": E,
+    "decoder_seq": D,
+}
+
+
+def pair_volumes(farm: Farm, **layout: Any) -> dict[str, tuple[float, float]]:
+    config = small(steps=STEPS, model=PAIRS, run={"global_batch": MICRO, "bucket_mb": 100}, **layout)
+    found = farm.train(config, ranks(layout)).checked().result["communication"]
+    return {key: (v["calls"] / STEPS, v["payload_bytes"] / SIZE / STEPS) for key, v in found.items() if "world" not in key}
+
+
+@pytest.mark.parametrize("cut", ["in the encoder", "at its end", "in the decoder"])
+def test_a_boundary_hands_on_both_streams_and_the_tables_wherever_it_is(farm: Farm, cut: str) -> None:
+    """So every stage of the decoder gets the encoder's output once for each micro-batch."""
+    split = {"in the encoder": [1, 3], "at its end": [2, 2], "in the decoder": [3, 1]}[cut]
+    each = (E + D) * H + 2 * 32 * 4
+    assert pair_volumes(farm, pipeline=2, stage_layers=split) == {"send over pipeline up": (3 * MICRO, MICRO * each)}
+
+
+def test_tensor_ranks_sum_the_gradient_of_an_encoders_output_once_for_all_blocks(farm: Farm) -> None:
+    """Four sums of each block's own stream, two more of a decoder's; embedding both streams, the head's input, and the loss."""
+    calls = MICRO * (2 * 4 + 2 * 6 + 1 + 2 + 1 + 2)
+    elements = MICRO * (2 * 4 * E * H + 2 * 6 * D * H + E * H + (E + D) * H + D * H + 3 * D)
+    assert pair_volumes(farm, tensor=2) == {"all_reduce over tensor": (calls, elements)}

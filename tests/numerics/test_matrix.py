@@ -27,7 +27,7 @@ from trainer.shared.run.schema import EXCHANGES, METHODS, POSITIONS, RECOMPUTE, 
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 14, "muon": 12}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -60,9 +60,17 @@ def test_a_drawn_layout_has_losses_norms_and_parameters_of_one_process(
     matrix: Matrix, case_index: int, pytestconfig: pytest.Config
 ) -> None:
     seed, last = pytestconfig.getoption("--layout-seed"), pytestconfig.getoption("--layouts")
-    kinds = itertools.cycle(DESIGNED)
+    kinds = itertools.cycle([kind for kind in DESIGNED if kind != "muon"])
     drawn = by_ranks([draw(seed, index, next(kinds)) for index in range(case_index, min(last, case_index + TOGETHER))])
     for cases in drawn.values():
+        matrix.check(cases)
+
+
+@pytest.mark.campaign("layouts")
+@pytest.mark.parametrize("first", range(0, 120, TOGETHER))
+def test_a_drawn_layout_orthogonalises_the_matrices_of_one_process(matrix: Matrix, first: int, pytestconfig: pytest.Config) -> None:
+    seed = pytestconfig.getoption("--layout-seed")
+    for cases in by_ranks([draw(seed, index, "muon") for index in range(first, first + TOGETHER)]).values():
         matrix.check(cases)
 
 
@@ -129,17 +137,50 @@ def test_designed_slices_reach_what_any_slices_could_have(pytestconfig: pytest.C
     assert reached["slices sharded"] >= {(False, False), (False, True), (True, True)} and reached["slices recomputed"] == {*RECOMPUTE}
     assert reached["slices attend"] == {*itertools.product(("fused", "unfused"), (False, True))}
     assert reached["slices in windows"] == {*itertools.product((False, True), ("fused", "unfused"))}
-    assert reached["slices at"] == {*POSITIONS}
+    assert reached["slices at"] == {*POSITIONS} - {"relative"}
     for name in ("texts", "experts"):
         assert reached[f"slices with {name}"] == {False, True}
     assert reached["slices of virtual tokens"] == {False, True}
+
+
+def test_designed_latents_reach_what_any_latents_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["latent"], "latent")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("latent")}
+    assert reached["latent of queries"] == {*itertools.product((False, True), repeat=2)}
+    assert {wider for wider, *_ in reached["latent values"]} == {dropout for *_, dropout in reached["latent values"]} == {False, True}
+    for axis, name in enumerate(("tensor", "sequence parallelism", "pipeline", "data")):
+        assert {over[axis] for over in reached["latent over"]} == {False, True}, name
+    assert {recompute for recompute, _ in reached["latent recomputed"]} == {*RECOMPUTE}
+    assert {params for params, _ in reached["latent sharded"]} == {turned for _, turned in reached["latent turning"]} == {False, True}
+    assert reached["latent context"] == {False, *EXCHANGES}
+    assert reached["latent experts"] >= {(False, False), (True, True)}
+
+
+def test_designed_layouts_cut_matrices_in_every_way(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["muon"], "muon")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("muon")}
+    assert {(states, tensor) for states, tensor, _ in reached["muon shards"]} == {*itertools.product((False, True), repeat=2)}
+    assert {(pipeline, replicas) for *_, pipeline, replicas in reached["muon over"]} == {*itertools.product((False, True), repeat=2)}
+    assert {tensor for experts, _, tensor, _ in reached["muon with experts"] if experts} == {False, True}
+    assert {states for context, states, _ in reached["muon with context"] if context} == {False, True}
+    for name in ("nesterov", "cautious", "scale"):
+        assert len(reached[f"muon.{name}"]) == 2
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:
     return {"params": params, "grads": grads, "optimizer": optimizer}
 
 
+LATENT = {
+    "family": "deepseek_v3",
+    "layers": 1,
+    "head_width": 6,
+    "ffn": 16,
+    "latent": {"kv_rank": 5, "query_rank": 7, "rotary": 4, "value": 3},
+}
 NAMED = {
+    "latents over tensor ranks": Case({"tensor": 2}, LATENT),
+    "latents over tensor ranks and pieces of sequences": Case({"tensor": 2, "sequence_parallel": True}, LATENT),
     "gradients of replicas of shards are summed": Case({"data": 8, "sharding": sharded(1, 2, 4)}),
     "two levels are published from the outer to the inner": Case({"data": 4, "sharding": sharded(1, 2, 4)}),
     "a row has the virtual tokens of its task on any replica": Case(
@@ -175,3 +216,15 @@ NAMED = {
 def test_what_a_layout_could_get_wrong_is_right(matrix: Matrix, name: str) -> None:
     assert NAMED[name].steps == STEPS
     matrix.check([NAMED[name]])
+
+
+def test_designed_pairs_reach_what_any_encoder_and_decoder_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["pairs"], "pairs")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("pairs")}
+    assert {place for places, _ in reached["pairs cut"] for place in places} == {"encoder", "border", "decoder"}
+    assert {schedule for places, schedule in reached["pairs cut"] if places} >= {"1f1b", "interleaved", "zero_bubble", "gpipe"}
+    assert {(at, tensor) for at, tensor, *_ in reached["pairs at"]} >= {*itertools.product(("relative", "learned", "none"), (False, True))}
+    assert {recompute for recompute, *_ in reached["pairs recomputed"]} == {*RECOMPUTE}
+    assert {(tied, split) for tied, split, _ in reached["pairs tied"]} == {*itertools.product((False, True), repeat=2)}
+    assert reached["pairs of data"] == {"synthetic", "corpus", "instructions"}
+    assert {(1, 1)} <= reached["pairs' tokens"] and reached["pairs in training"] >= {"full", "lora"}

@@ -41,9 +41,9 @@ def plain_model(config: TrainConfig) -> tuple[Transformer, list[nn.Parameter], l
         for key, spec in part.specs.items():
             parameter = getattr(part, key)
             shape = tuple(parameter.shape)
-            record = ParameterRecord(names[parameter], shape, tuple((0, n) for n in shape), shape, spec.init, spec.decays)
+            record = ParameterRecord(names[parameter], shape, tuple((0, n) for n in shape), shape, spec.init, spec.group)
             parameter.data.copy_(initial_value(record, config.run.seed))
-            chosen = decayed if record.decay else others
+            chosen = others if record.group == "vectors" else decayed
             if not any(parameter is known for known in chosen):
                 chosen.append(parameter)
     return model, decayed, others

@@ -12,11 +12,12 @@ from launcher.cli import rank, status
 from launcher.results import report
 from launcher.sweep.search import measured_steps
 from launcher.tracking import names as tracked
-from launcher.trials.labels import newest_step, trial_labels
+from launcher.trials.labels import left_s, newest_step, trial_labels
 from launcher.trials.store import Point, Record, Store
-from tests.results.trial_files import SweepOnDisk, demo_sweep, point, seeded
+from tests.results.trial_files import SweepOnDisk, demo_sweep, point, seeded, write_metrics
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import read_steps, step_metrics
+from trainer.shared.run.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +201,47 @@ def test_repeats_that_contradict_each_other_are_named_in_one_line_and_those_that
     (line,) = told.err.splitlines()
     assert line.startswith(f"warning: repeats of one layout contradict each other: {first.id} 200 ms, ") and f"{last.id} 2.00 s;" in line
     assert len(json.loads(told.out)) == 4
+    rank.main(["--dir", str(tmp_path)])
+    told = capsys.readouterr()
+    assert told.err == "" and "repeats of one layout contradict each other" in told.out.splitlines()[-1]
+
+
+def test_a_watched_sweep_is_a_line_for_each_change_until_all_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    first, second = sweep.done(seeded(1), 0.2), sweep.done(seeded(2), 0.2)
+    later = [(first, Status.RUNNING), (first, Status.RUNNING), (first, Status.DONE), (second, Status.DONE)]
+    first.status = second.status = Status.PLANNED
+    for record in (first, second):
+        sweep.store.save(record)
+
+    def pass_time(seconds: float) -> None:
+        assert seconds == 2.0
+        record, record.status = later[0][0], later[0][1]
+        sweep.store.save(later.pop(0)[0])
+
+    monkeypatch.setattr(status.time, "sleep", pass_time)
+    monkeypatch.setattr(status, "caught_up", lambda _, read: read())
+    assert status.main(["--watch", "--dir", str(tmp_path)]) == 0
+    lines = [line.split("  ", 2)[1:] for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines] == [first.id, second.id, first.id, first.id, second.id]
+    assert [words.partition(": ")[2].split()[0] for _, words in lines] == ["planned", "planned", "running", "done", "done"] and not later
+    for words in (["--watch", "0"], ["--watch", "--all"], ["--watch", "1", "--json"]):
+        with pytest.raises(ConfigError, match="--watch="):
+            status.main([*words, "--dir", str(tmp_path)])
+
+
+def test_a_running_trial_says_what_is_left_by_its_steps_or_the_prediction(tmp_path: Path) -> None:
+    record = SweepOnDisk(tmp_path).add(seeded(1), Status.RUNNING)
+    assert left_s(record) is None
+    record.predicted = {"step_time_s": 2.0}
+    total = record.config["run"]["steps"]
+    assert left_s(record) == 2.0 * total
+    write_metrics(record, [9.0, 0.5])
+    assert left_s(record) == 0.5 * (total - 2)
+    record.status = Status.DONE
+    assert left_s(record) is None
 
 
 def test_what_is_said_of_a_measured_trial_stands_below_the_ranking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

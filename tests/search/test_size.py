@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
+from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from launcher.cli.main import main as run_program
 from launcher.planning.baseline import baseline, round_batch
 from launcher.planning.shapes import FAMILY_DEFAULTS, build, count, log_interpolate, shape_for
-from launcher.planning.size import DAY, Budget, alternatives, executed_flops, largest, seconds_at
+from launcher.planning.size import CHEAPEST, DAY, FASTEST, FEWEST, Budget, alternatives, executed_flops, largest, provisions, seconds_at
+from tests.draws import draws
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
@@ -221,3 +228,61 @@ def test_impossible_sizes_are_plain_errors() -> None:
     ):
         with pytest.raises(ConfigError):
             wrong()
+
+
+# -- backwards --------------------------------------------------------------------------------------------------------------
+
+
+@draws(gate=60, campaign=3000)
+@given(
+    st.floats(1.0, 3e5),
+    st.floats(0.5, 60),
+    st.sampled_from([1, 4, 8, 72]),
+    st.integers(1, 3000),
+    st.floats(0, 0.3),
+    st.integers(0, 9),
+    st.integers(0, 2**13),
+)
+@example(100.0, 1.0, 8, 3000, 0.3, 1, 0)
+@example(64.0 * 30, 30.0, 1, 3000, 0.0, 0, 0)
+def test_one_node_less_than_the_fewest_gpus_misses_the_deadline(
+    work: float, deadline: float, node: int, most: int, bumps: float, seed: int, smallest: int
+) -> None:
+    """Days that fall with GPUs, but for odd numbers (which layouts divide badly), few GPUs (memory) and many (the batch)."""
+
+    def days_at(gpus: int) -> float:
+        if gpus < smallest:
+            return math.inf
+        odd = random.Random(f"{seed} {gpus}").random() if gpus & (gpus - 1) else 0.0
+        return work / min(gpus, 2048) * (1 + bumps * odd) + 1e-3
+
+    try:
+        found = {each.name: each for each in provisions(days_at, deadline, node, most)}
+    except ConfigError as error:
+        tried = [2**power * node for power in range(12) if 2**power * node <= most]
+        assert all(days_at(gpus) > deadline for gpus in tried) and str(error).startswith(f"no number of GPUs up to {most:,} ends within")
+        return
+    fewest, cheapest, fastest = (found[name] for name in (FEWEST, CHEAPEST, FASTEST))
+    for each in found.values():
+        assert each.days == days_at(each.gpus) <= deadline and each.gpus % node == 0 and each.gpus <= most
+        assert each.gpu_hours == each.gpus * each.days * 24
+    assert fewest.gpus == node or days_at(fewest.gpus - node) > deadline
+    assert cheapest.gpu_hours <= min(fewest.gpu_hours, fastest.gpu_hours) and fastest.days <= min(fewest.days, cheapest.days)
+
+
+def test_the_answer_backwards_is_the_one_forwards_to_the_gpu_and_the_cent(capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(*words: str) -> dict[str, Any]:
+        assert run_program(["size", "--parameters", "7e9", "--tokens", "1e12", "hardware=h100", "--json", *words]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    price, deadline = "cluster.price_per_gpu_hour=2.37", 14
+    backwards = answer("--days", str(deadline), "--gpus", "256", price)
+    fewest, cheapest, fastest = backwards["choices"]
+    for choice in backwards["choices"]:
+        forwards = answer("--gpus", str(choice["gpus"]), price)["choice"]
+        assert forwards["days"] == choice["days"] and round(forwards["price"], 2) == round(choice["price"], 2)
+        assert choice["price"] == pytest.approx(choice["days"] * 24 * choice["gpus"] * 2.37, abs=0.005)
+    assert fewest["days"] <= deadline < answer("--gpus", str(fewest["gpus"] - 8))["choice"]["days"]
+    assert cheapest["price"] <= fewest["price"] and fastest["days"] <= fewest["days"] and fastest["gpus"] <= 256
+    cluster = backwards["config"]["cluster"]
+    assert cluster["nodes"] * cluster["gpus_per_node"] == cheapest["gpus"]

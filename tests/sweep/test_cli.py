@@ -81,6 +81,17 @@ def test_status_tells_that_a_trial_ended_with_its_killed_launcher(tmp_path: Path
     assert (first["status"], first["reason"], first["detail"]) == ("planned", "node", "its launcher ended, and its ranks with it")
 
 
+def test_logs_without_a_name_are_of_the_trial_that_was_submitted_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = ended(tmp_path, "ok", "ok").sweep().records
+    first.submitted, second.submitted = 20.0, 10.0
+    (first.directory / "logs" / "attempt0.rank0.log").write_text("the newest\n")
+    for record in (first, second):
+        Store(tmp_path).save(record)
+    capsys.readouterr()
+    logs.main(["--rank", "0", "--dir", str(tmp_path)])
+    assert capsys.readouterr().out == "the newest\n"
+
+
 def test_logs_of_a_trial_that_waits_for_another_attempt_are_those_of_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (record,) = ended(tmp_path, "ok").sweep().records
     record.status, record.attempt, record.handle = Status.PLANNED, 1, None

@@ -205,7 +205,7 @@ def test_dead_server_costs_one_bounded_attempt_and_no_record(root: Path, kind: s
         uri = f"http://127.0.0.1:{black_hole.getsockname()[1]}"
         sweep = SweepOnDisk(root)
         record = sweep.done(tracked_at(point(1, 1), uri), 0.2)
-        assert "127.0.0.1" in attempt(MlflowSweep(root, "planted")), "what went wrong is said in one line"
+        assert "127.0.0.1" in attempt(MlflowSweep(root, "planted").update), "what went wrong is said in one line"
     assert Store(root).trial(record.id).status is Status.DONE
     assert rank(measure(Store(root).sweep().records))[0].step_time_s == pytest.approx(0.2, rel=0.01)
 

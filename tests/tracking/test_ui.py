@@ -109,7 +109,7 @@ def test_two_pages_started_together_are_two_servers(root: Path, tmp_path: Path) 
 @pytest.mark.campaign("tracking")
 def test_a_port_that_others_answer_on_is_not_taken_for_ones_own(root: Path) -> None:
     SweepOnDisk(root).done(point(1, 1), 0.2)
-    assert not attempt(MlflowSweep(root, "planted"))
+    assert not attempt(MlflowSweep(root, "planted").update)
     with socketserver.TCPServer(("127.0.0.1", server_port()), Answering) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         with LocalServer(root, other.server_address[1]) as server, pytest.raises(PortLost):

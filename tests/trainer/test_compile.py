@@ -113,6 +113,13 @@ def test_all_blocks_are_one_graph_with_one_operation_per_matrix(farm: Farm, mode
     assert graphs["forward"][0].count("attend") == graphs["backward"][0].count("attend_backward") == blocks_of_queries
 
 
+def test_the_key_that_heads_share_is_in_the_graph_of_its_block(farm: Farm) -> None:
+    model = {"family": "deepseek_v3", "ffn": 32, "latent": {"kv_rank": 6, "query_rank": 10, "rotary": 4, "value": 3}}
+    graphs = traced(farm, small(model=model, tensor=2, sequence_parallel=True), 2)
+    assert graphs["forward"][0].count("multiply") == graphs["backward"][0].count("multiply_gradients") == 7
+    assert graphs["forward"][0].count("enter") == graphs["backward"][0].count("enter_gradient") == 1
+
+
 def test_fused_products_are_in_the_graph_of_their_block(farm: Farm) -> None:
     """The compiler sees their shapes alone, so that they may wait for peers."""
     graphs = traced(farm, small(model={"family": "llama"}, run={"async_tensor": True}, tensor=2, sequence_parallel=True), 2)

@@ -27,7 +27,7 @@ def owned(moments: torch.dtype) -> list[OptimizerShard]:
     torch.manual_seed(1)
     pieces = []
     for n in SIZES:
-        record = ParameterRecord("w", (n,), ((0, n),), (n,), Init(1.0), decay=n > 5)
+        record = ParameterRecord("w", (n,), ((0, n),), (n,), Init(1.0), "matrices" if n > 5 else "vectors")
         states = (torch.randn(n), torch.zeros(n, dtype=moments), torch.zeros(n, dtype=moments), torch.randn(n))
         pieces.append(OptimizerShard(record, 0, n, *states, saves=True))
     return pieces

@@ -85,7 +85,7 @@ def test_noise_of_neighbours_is_independent() -> None:
         assert float(shifted.mean()) == pytest.approx(0.25, abs=0.01)
 
 
-RECORD = ParameterRecord("w", (6, BLOCK // 2), ((0, 6), (0, BLOCK // 2)), (6, BLOCK // 2), Init(std=0.5), decay=True)
+RECORD = ParameterRecord("w", (6, BLOCK // 2), ((0, 6), (0, BLOCK // 2)), (6, BLOCK // 2), Init(std=0.5), "matrices")
 
 
 def test_initial_weights_of_a_slice_are_the_slice_of_initial_weights() -> None:
@@ -157,7 +157,7 @@ def test_a_part_of_the_initial_values_is_that_part_of_them(
     shape: tuple[int, ...], region: tuple[tuple[int, int], ...], local: tuple[int, ...]
 ) -> None:
     """Also across rows, in padding, and where a rank has padding alone."""
-    record = ParameterRecord("w", shape, region, local, Init(0.5), decay=True)
+    record = ParameterRecord("w", shape, region, local, Init(0.5), "matrices")
     whole = initial_value(record, 7).flatten()
     for start, stop in itertools.combinations(range(len(whole) + 1), 2):
         assert torch.equal(initial_part(record, 7, start, stop), whole[start:stop])
@@ -168,7 +168,7 @@ def test_all_replicas_together_draw_a_weight_once(monkeypatch: pytest.MonkeyPatc
     drawn, randn = [], torch.randn
     monkeypatch.setattr(torch, "randn", lambda n, **kw: drawn.append(n) or randn(n, **kw))
     rows, replicas = 24, 8
-    record = ParameterRecord("w", (rows, BLOCK // 2), ((0, rows), (0, BLOCK // 2)), (rows, BLOCK // 2), Init(1.0), decay=True)
+    record = ParameterRecord("w", (rows, BLOCK // 2), ((0, rows), (0, BLOCK // 2)), (rows, BLOCK // 2), Init(1.0), "matrices")
     shard = record.local_numel // replicas
     for rank in range(replicas):
         drawn.clear()

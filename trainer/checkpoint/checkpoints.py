@@ -20,7 +20,7 @@ import torch
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.shards import PieceSnapshot, Reader, piece_of, snapshot, write_rank
 from trainer.comm.collectives import Group
-from trainer.shared.records.manifest import STATES, CheckpointError, FoundCheckpoint, read_manifest
+from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.shared.records.outcome import Reason
 from trainer.shared.records.resume import DataOrder, check_continues, check_folder, first_whole
 from trainer.shared.run.errors import ConfigError
@@ -44,7 +44,7 @@ class Checkpoints:
 
     ``run`` tells this run from others in the same folder, ``attempt`` counts its own starts. With ``new_data`` a checkpoint of another seed
     or corpus continues with the first sample of this run's; without, it is refused. ``tune`` is the manifest's section of tuning, where
-    only a part is trained and saved.
+    only a part is trained and saved; ``optimizer`` the kind whose moments are saved.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class Checkpoints:
         attempt: int,
         timeout_s: float,
         tune: dict[str, Any] | None = None,
+        optimizer: str = "adamw",
     ) -> None:
+        self.optimizer = optimizer
         self.settings, self.world, self.model, self.data, self.timeout_s, self.tune = settings, world, model, data, timeout_s, tune
         self.folder = Folder(root, run, attempt, token=world.gather_objects(uuid.uuid4().hex[:12])[0])
         world.together(self._enter, PLAIN)
@@ -105,12 +107,12 @@ class Checkpoints:
 
     def _load(self, found: FoundCheckpoint, state: list[OptimizerShard]) -> Resumed:
         manifest = read_manifest(found)
-        check_continues(found, manifest, self.model, self.tune, self.data, self.settings.new_data)
+        check_continues(found, manifest, self.model, self.tune, self.data, self.settings.new_data, self.optimizer)
         extra = self._positioned(manifest["data"], manifest["extra"])
         reader = Reader(found.path, manifest)
         for owned in state:
             piece = piece_of(owned)
-            reader.read(piece, {name: getattr(owned, name)[: piece.numel] for name in STATES})
+            reader.read(piece, {name: state[: piece.numel] for name, state in owned.states.items()})
         return Resumed(manifest["step"], extra)
 
     def _positioned(self, saved: dict[str, Any] | None, extra: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +130,7 @@ class Checkpoints:
                 copied.synchronize()
             write_rank(self.folder.workspace(step), self.world.index, copies)
             if self.world.index == 0:
-                facts = {"model": asdict(self.model), "data": asdict(self.data), "extra": extra}
+                facts = {"model": asdict(self.model), "optimizer": self.optimizer, "data": asdict(self.data), "extra": extra}
                 tuned = {} if self.tune is None else {"tune": self.tune}
                 self.folder.commit(step, self.world.size, facts | tuned, self.timeout_s)
                 self.folder.keep(self.settings.keep)

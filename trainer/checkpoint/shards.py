@@ -1,6 +1,6 @@
 """Writes each rank's file of a checkpoint, and reads a rank's part from all files.
 
-A piece of a parameter is stored with its master weight and both moments, one after the other, each in the order of its elements, with a
+A piece of a parameter is stored with its master weight and its moments, one after the other, each in the order of its elements, with a
 checksum each. An imported model has weights only; its moments are read as zero.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.checkpoint.folder import rank_file, sync
 from trainer.checkpoint.pieces import ParameterPiece, inside, numel_of, overlap
-from trainer.shared.records.manifest import ITEM_BYTES, STATES, CheckpointError
+from trainer.shared.records.manifest import ITEM_BYTES, CheckpointError
 from trainer.shared.run.files import write_json
 from trainer.state.parameters import OptimizerShard
 
@@ -47,7 +47,7 @@ def snapshot(state: Iterable[OptimizerShard]) -> list[PieceSnapshot]:
 
 def _snapshot(owned: OptimizerShard) -> PieceSnapshot:
     piece = piece_of(owned)
-    return PieceSnapshot(piece, {name: _copy(getattr(owned, name)[: piece.numel], owned.weight.dtype) for name in STATES})
+    return PieceSnapshot(piece, {name: _copy(state[: piece.numel], owned.weight.dtype) for name, state in owned.states.items()})
 
 
 def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:

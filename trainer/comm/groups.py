@@ -28,6 +28,7 @@ class Groups:
     expert: Group  # ranks that have different experts, among those of tensor, context and data
     expert_levels: dict[str, Group]  # the levels of the ranks that have the same experts; none in a dense model
     experts_at: int  # this rank among those
+    sharers: Mapping[str, Group]  # ranks that have parts of the same matrices, by the axis over which those are repeated; else this rank
     tied: Group  # first and last pipeline rank if both hold the embedding's weight; else only this rank
 
     @property
@@ -36,8 +37,8 @@ class Groups:
         return {"tensor": self.tensor, "tied": self.tied, "expert": self.expert}
 
     @classmethod
-    def make(cls, world: World, layout: LayoutConfig, tied: bool, mixes: bool) -> Groups:
-        """All groups, made in the same order on every rank. ``mixes``: the model has experts."""
+    def make(cls, world: World, layout: LayoutConfig, tied: bool, mixes: bool, exchanges: bool) -> Groups:
+        """All groups, made in the same order on every rank. ``mixes``: the model has experts; ``exchanges``: matrices are put together."""
         mesh, levels = Mesh.of(layout), {level.name: level.size for level in Factors.of(layout).levels}
         by_level = mesh.refactor(("context", "data"), levels)
         folded = _folded(mesh, layout) if mixes else mesh
@@ -46,6 +47,8 @@ class Groups:
         last = len(pipeline) - 1
         up.connect([(i, i + 1) for i in range(last)] + [(0, last)] * (last > 1))  # with interleaving, the two ends are neighbours too
         down.connect([(i + 1, i) for i in range(last)] + [(last, 0)] * (last > 1))
+        cuts = [name for name in levels if name != "replicas"]
+        sharers = {"data": by_level.group(world.rank, "tensor", *cuts)} | ({FOLDED: folded.group(world.rank, *cuts)} if mixes else {})
         ends = [pipeline[0], pipeline[-1]] if tied and world.rank in (pipeline[0], pipeline[-1]) else [world.rank]
         return cls(
             at=mesh.coordinates(world.rank),
@@ -59,6 +62,7 @@ class Groups:
             expert=world.make_group("expert", folded.group(world.rank, "expert") if mixes else [world.rank]),
             expert_levels={n: world.make_group(f"{FOLDED} {n}", folded.group(world.rank, n)) for n in levels} if mixes else {},
             experts_at=_index(world.rank, folded, Factors.of_experts(layout)) if mixes else 0,
+            sharers={axis: world.make_group(f"sharers {axis}", found if exchanges else [world.rank]) for axis, found in sharers.items()},
             tied=world.make_group("tied", sorted(set(ends))),
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.records.artifacts import GGUF
 from trainer.shared.records.model_files import nested
+from trainer.shared.run.command_lines import convert_parser
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten, from_dict
 from trainer.shared.run.rules import resolve_model
@@ -19,7 +20,7 @@ from trainer.shared.run.stages import FORMATS
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 done, 2 wrong input (one line on stderr)."""
-    arguments = _parser().parse_args(argv)
+    arguments = convert_parser().parse_args(argv)
     from trainer.convert import export, export_adapter, import_adapter, import_weights
 
     try:
@@ -71,29 +72,6 @@ def overrides(model: ModelConfig) -> str:
 def _word(value: object) -> str:
     """Renders a value as in an override, without blanks."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":")).replace('"', "")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trireme convert", description="Weights as a Hugging Face folder or a GGUF file, out of and into a run."
-    )
-    directions = parser.add_subparsers(dest="direction", required=True)
-    out = directions.add_parser("export", help="a checkpoint to a Hugging Face folder, or to one GGUF file")
-    out.add_argument("source", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a folder of them (the newest is taken)")
-    out.add_argument("target", type=Path, metavar="FOLDER|FILE.gguf", help="what does not exist yet; its ending says the form")
-    out.add_argument("--dtype", help="type of the weights: float32 (default), bfloat16, float16; GGUF: float16 (default), q8_0")
-    out.add_argument("--tokenizer", type=Path, help="tokenizer.json, or a prepared corpus (default: next to the checkpoint)")
-    out.add_argument("--adapter", action="store_true", help="only what LoRA added, as a folder that peft reads; without it, it is merged")
-    into = directions.add_parser("import", help="a Hugging Face folder or a GGUF file to the checkpoint of step 0")
-    into.add_argument(
-        "source",
-        type=Path,
-        metavar="FOLDER|FILE.gguf",
-        help="weights: a Hugging Face folder, a distributed checkpoint with a config.json, or a GGUF file",
-    )
-    into.add_argument("target", type=Path, metavar="CHECKPOINTS", help="the run.checkpoint.dir of the run that starts from it")
-    into.add_argument("--base", type=Path, help="the source is a folder of peft with LoRA for this checkpoint; what it adds is imported")
-    return parser
 
 
 if __name__ == "__main__":

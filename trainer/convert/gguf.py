@@ -1,16 +1,18 @@
-"""Weights as one GGUF file, the format of llama.cpp, and back. It differs from the Hugging Face layout in four ways:
+"""Weights as one GGUF file, the format of llama.cpp, and back. It differs from the Hugging Face layout in five ways:
 
 - GPT-2's matrices are [out, in], BLOOM's and GPT-2's queries, keys and values are concatenated by kind,
 - Llama's query and key rows are ordered for rotary pairs (2i, 2i + 1) instead of (i, i + d/2),
 - norms that multiply by 1 + weight hold that sum,
-- matrices are F16 or Q8_0 (blocks of 32 with one scale), vectors F32.
+- matrices of the same kind of all experts of a block are one tensor,
+- matrices are F16 or Q8_0 (blocks of 32 with one scale), vectors and routers F32.
 
 The package ``gguf`` (extra ``gguf``) provides the file format, the names of tensors, and all readable quantised types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from trainer.shared.run.read import flatten
 from trainer.shared.run.schema import ResolvedModelConfig
 
 DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
 BLOCK = 32
 """Number of values that share a scale in Q8_0."""
 
@@ -74,17 +77,35 @@ def write_file(
             getattr(writer, add)(value)
         for name, each in factors.items():
             writer.add_tensor(name, np.array(each, dtype=np.float32))
-        for name, tensor in tensors:
-            values = arranged(name, tensor, model).float().numpy()
-            form = gguf.GGMLQuantizationType.F32 if values.ndim == 1 or "wpe" in name else kind
+        for there, values in stacked(tensors, model):
+            form = gguf.GGMLQuantizationType.F32 if values.ndim == 1 or there.startswith("position_embd") or "gate_inp" in there else kind
             if form.name == "Q8_0" and values.shape[-1] % BLOCK:
                 form = gguf.GGMLQuantizationType.F16
-            writer.add_tensor(name_there(name, model), gguf.quantize(values, form), raw_dtype=form)
+            writer.add_tensor(there, gguf.quantize(values, form), raw_dtype=form)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
     finally:
         writer.close()
+
+
+def stacked(tensors: Iterable[tuple[str, Tensor]], model: ResolvedModelConfig) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yields ``tensors`` by their names there; those of experts, of which one after the other comes, as one."""
+    pending: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for name, tensor in tensors:
+        there, values = name_there(name, model), arranged(name, tensor, model).float().numpy()
+        if expert_of(name) is None:
+            yield there, values
+            continue
+        pending.setdefault(there, []).append(values)
+        if len(pending[there]) == model.experts.count:
+            yield there, np.stack(pending.pop(there))
+
+
+def expert_of(name: str) -> int | None:
+    """Returns the number of the expert that a tensor of the Hugging Face layout belongs to, if to one alone."""
+    found = EXPERT.search(name)
+    return None if found is None else int(found[1])
 
 
 def header(model: ResolvedModelConfig, form: GgufFormat) -> dict[str, Any]:
@@ -131,6 +152,7 @@ def name_there(name: str, model: ResolvedModelConfig) -> str:
     family = FAMILIES[model.family]
     assert family.gguf is not None
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.gguf.architecture.upper()], model.layers)
+    name = EXPERT.sub(".experts.", name)
     known = (names.get_name(n, (".weight", ".bias")) for n in (name, name.removeprefix(family.hub.root)))
     return str(next(filter(None, known)))
 
@@ -165,9 +187,13 @@ class File:
             raise ConfigError(f"{source} cannot be read as GGUF: {error}; give a whole .gguf file") from None
         self.used: set[str] = set()
 
-    def _values(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _values(self, name: str, expert: int | None) -> Tensor:
+        """Reads a tensor, or of one of all experts that of ``expert``."""
         stored = self.tensors[name]
-        return np.array(self.gguf.dequantize(stored.data, stored.tensor_type), dtype=np.float32)
+        data, shape = stored.data, stored.shape.tolist()[::-1]
+        if expert is not None:
+            data, shape = data[expert], shape[1:]
+        return torch.from_numpy(np.array(self.gguf.dequantize(data, stored.tensor_type), dtype=np.float32).reshape(shape))
 
     def take(self, name: str) -> Tensor:
         """Reads the tensor of that name as fp32, in the order of the Hugging Face layout."""
@@ -175,8 +201,7 @@ class File:
         if theirs not in self.tensors:
             raise ConfigError(f"{self.source} has no tensor {theirs}; it is incomplete or of another architecture")
         self.used.add(theirs)
-        shape = self.tensors[theirs].shape.tolist()[::-1]
-        return arranged(name, torch.from_numpy(self._values(theirs).reshape(shape)), self.model, back=True)
+        return arranged(name, self._values(theirs, expert_of(name)), self.model, back=True)
 
     def check_all_used(self) -> None:
         """Raises ``ConfigError`` for weights that would be left out."""

@@ -129,6 +129,8 @@ def absent(model: ResolvedModelConfig) -> set[str]:
         "mlp_post_norm": model.norm_at == "before",
         "attention.query_norm": model.qk_norm == "none",
         "attention.key_norm": model.qk_norm == "none",
+        "attention.query": model.latent.query_rank > 0,
+        **{f"attention.query.{part}": model.latent.query_rank == 0 for part in ("compress", "norm", "expand")},
         "mlp.shared.up": not model.experts.shared_ffn,
         "mlp.shared.down": not model.experts.shared_ffn,
         "mlp.shared_gate": not (model.experts.shared_ffn and model.experts.shared_gate),

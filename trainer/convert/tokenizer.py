@@ -15,6 +15,8 @@ from trainer.shared.run.files import write_json
 from trainer.shared.run.schema import ResolvedModelConfig
 
 TEMPLATE = "chat_template.jinja"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+"""Special tokens that a tokenizer's settings name, and a chat template may use."""
 NORMAL, CONTROL, ADDED = 1, 3, 4
 """Token types in GGUF: normal, special, and added but not special (llama.cpp: normal, control, user defined)."""
 SPLITS = {"gpt-2": [], "smollm": [{"type": "Digits", "individual_digits": True}]}
@@ -54,11 +56,23 @@ def write_files(folder: Path, tokenizer: Path | None, model: ResolvedModelConfig
 def chat_template(folder: Path) -> str | None:
     """Reads a folder's chat template from its own file or from the tokenizer's settings: the default if there are several."""
     if (file := folder / TEMPLATE).is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}; put a whole one there, or remove it") from None
     said = _read(folder / SETTINGS).get("chat_template") if (folder / SETTINGS).is_file() else None
     if isinstance(said, list):
         said = next((each.get("template") for each in said if isinstance(each, dict) and each.get("name") == "default"), None)
     return said if isinstance(said, str) else None
+
+
+def special_words(folders: Sequence[Path], text: TextTokens) -> dict[str, str]:
+    """Returns the words of special tokens by their names in tokenizers' settings (``bos_token`` and others)."""
+    words = {name.removesuffix("_id"): text.tokenizer.id_to_token(token) for name, token in _first(text.named).items()}
+    said = next((_read(file) for folder in folders if (file := folder / SETTINGS).is_file()), {})
+    own = {name: said[name] for name in (*words, *SPECIAL) if name in said}
+    found = words | {name: word.get("content") if isinstance(word, dict) else word for name, word in own.items()}
+    return {name: word for name, word in found.items() if isinstance(word, str)}
 
 
 def generation_of(places: Sequence[Path]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Shapes: b rows, s new tokens, S columns read so far with them, g key/value heads
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.attention import AttentionCore, capped
+from trainer.models.latent import MultiHeadLatentAttention
 from trainer.models.transformer import Head, Loss
 from trainer.models.tuned import Prompts
 from trainer.tensor.placed import place_embeddings
@@ -96,16 +98,19 @@ class CacheView:
 
 
 class CachedCore(nn.Module):
-    """Attention over everything read so far. q [s, b, g q, d], k and v [s, b, g, d] -> [s, b, g q d]."""
+    """Attention over everything read so far. q [s, b, g q, d], k and v [s, b, g, d] -> [s, b, g q d]. ``shared``: values are so many first
+    numbers of keys, and not cached."""
 
-    def __init__(self, core: AttentionCore, block: int, reading: CacheView):
+    def __init__(self, core: AttentionCore, block: int, reading: CacheView, shared: int = 0):
         super().__init__()
+        self.shared = shared
         self.alibi, self.heads, self.block, self.reading = core.alibi, core.heads, block, reading
         self.scale, self.cap, self.window = core.scale, core.cap, core.window
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # [b, heads, s, d]
-        keys, values = self.reading.memory.append(self.block, key, value)
+        keys, values = self.reading.memory.append(self.block, key, value[..., :0] if self.shared else value)
+        values = keys[..., : self.shared] if self.shared else values
         query = query.unflatten(1, (key.shape[1], -1))  # [b, g, q, s, d]
         scores = capped(query @ keys.unsqueeze(2).transpose(-1, -2) * self.scale, self.cap)
         if self.alibi is not None:
@@ -127,6 +132,26 @@ class CachedCore(nn.Module):
         return columns - columns[-scores.shape[-2] :, None]
 
 
+class CachedLatents(nn.Module):
+    """``MultiHeadLatentAttention`` that caches, of a token, its latent and the key that all heads share: keys of one head, whose first
+    numbers are the values, too. The matrix that makes keys of latents is multiplied with queries instead, and the one that makes values,
+    with sums of weighed latents (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.2)."""
+
+    def __init__(self, attention: MultiHeadLatentAttention, block: int, reading: CacheView):
+        super().__init__()
+        self.attention, self.core = attention, CachedCore(attention.core, block, reading, attention.rank)
+        del attention.core
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, latent, shared = self.attention.parts(x)
+        head, expand = self.attention.head_width, self.attention.latent.expand.weight  # [heads, head + value, rank]
+        asked = torch.einsum("sbhd,hdr->sbhr", query[..., :head], expand[:, :head])
+        latent = latent.unsqueeze(2)
+        found = self.core(torch.cat((asked, query[..., head:]), -1), torch.cat((latent, shared), -1), latent)
+        values = torch.einsum("sbhr,hvr->sbhv", found.unflatten(2, (-1, self.attention.rank)), expand[:, head:])
+        return self.attention.output(values.flatten(2))  # type: ignore[no-any-return]
+
+
 class LastToken(nn.Module):
     """A head that computes logits after the last token only, unless ``reading.every``. [s, b, h] -> [1, b, V]."""
 
@@ -139,16 +164,21 @@ class LastToken(nn.Module):
         return logits
 
 
+CACHED: dict[type[nn.Module], Callable[..., nn.Module]] = {AttentionCore: CachedCore, MultiHeadLatentAttention: CachedLatents}
+"""Layers with a cache, by those whose place they take."""
+
+
 def place(part: nn.Module, reading: CacheView) -> None:
     """Replaces the layers of a model's part by ones that use ``reading``. The part can no longer be trained."""
     blocks = 0
     place_embeddings(part, lambda: reading.memory.positions())
     for parent in list(part.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, AttentionCore):
-                setattr(parent, name, CachedCore(child, blocks, reading))
-                blocks += 1
-            elif isinstance(child, Prompts):
+            for kind, cached in CACHED.items():
+                if isinstance(child, kind):
+                    setattr(parent, name, cached(child, blocks, reading))
+                    blocks += 1
+            if isinstance(child, Prompts):
                 child.positions = lambda: reading.memory.positions()
             elif isinstance(child, Head):
                 setattr(parent, name, LastToken(child, reading))

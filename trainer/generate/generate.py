@@ -32,6 +32,7 @@ class PromptRequest:
     name: int = 0
     task: int | None = None  # task whose virtual tokens precede it; None: the session's
     likeliest: int = 0  # number of likeliest tokens to report at each place, whichever is chosen
+    scored: bool = False  # the prompt's own tokens are reported, too
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Completion:
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
     likeliest: list[dict[int, float]] = field(default_factory=list)
+    read: list[tuple[float, dict[int, float]]] = field(default_factory=list)  # of a scored prompt's tokens from the second on, likewise
     ended: str = ""  # length; stop: at an end token, or a text that ends it
 
     @property
@@ -62,7 +64,15 @@ class TextRow:
     replica: int
     made: Completion
 
+    @property
+    def places(self) -> int:
+        """Counts the places that its next turn reports: one, or as many as a scored prompt has tokens when it is read."""
+        return len(self.made.prompt) if self.request.scored and not self.made.tokens else 1
+
     def add(self, token: int, log_probability: float, likeliest: dict[int, float]) -> None:
+        if not self.request.tokens:  # a prompt that is only scored
+            self.made.ended = "length"
+            return
         if token in self.request.stop:
             self.made.ended = "stop"
             return
@@ -137,7 +147,7 @@ class Decoder:
         return [row for row in rows if row.replica == self.here]
 
     def _admit(self) -> list[TextRow]:
-        """Returns rows for requests that find a slot, each in the replica with the fewest rows."""
+        """Returns rows for requests that find a slot, each in the replica with the fewest rows; those with scored prompts are last."""
         load = [sum(row.replica == replica for row in self.rows) for replica in range(self.replicas)]
         joining = []
         while self.waiting and min(load) < self.slots:
@@ -145,7 +155,7 @@ class Decoder:
             load[replica] += 1
             request = self.waiting.popleft()
             joining.append(TextRow(request, replica, Completion(list(request.prompt))))
-        return joining
+        return sorted(joining, key=lambda row: row.request.scored)
 
     @torch.no_grad()
     def _turn(self, joining: list[TextRow], hear: Hear) -> tuple[list[TextRow], bool]:
@@ -155,47 +165,66 @@ class Decoder:
             return [], False
         logits = self._read(self._own(self.rows), self._own(joining))
         self.rows = everyone
-        most = max(row.request.likeliest for row in everyone)
-        told = torch.zeros(len(everyone) + 1, 2 + 2 * most, dtype=torch.float64)
-        for index, row in enumerate(everyone):
+        most, counts = max(row.request.likeliest for row in everyone), [row.places for row in everyone]
+        told = torch.zeros(sum(counts) + 1, 2 + 2 * most, dtype=torch.float64)
+        for row, block in zip(everyone, told[:-1].split(counts)):
             if row.replica == self.here and self.session.answers:
-                told[index] = _answer(row, logits.pop(0), most, self.session.said(row.made.prompt, row.made.tokens))
+                block[:] = _answers(row, logits.pop(0), most, self.session.said(row.made.prompt, row.made.tokens))
         if self.session.world.rank == 0:
             heard = hear(False)
             told[-1, 0] = bool(heard.requests or heard.dropped or heard.over > self.over)
             self.heard = heard if told[-1, 0] else None
         told = told.to(self.session.world.device)
         self.session.world.group.all_reduce(told).wait()
-        *chosen, (news, *_) = told.tolist()
-        for row, (token, log_probability, *others) in zip(everyone, chosen):
-            likeliest = zip(others[: row.request.likeliest], others[most:])
-            row.add(int(token), log_probability, {int(other): share for other, share in likeliest})
+        told = told.cpu()
+        for row, block in zip(everyone, told[:-1].split(counts)):
+            *before, (token, share, likeliest) = [_reported(place, row.request.likeliest) for place in block.tolist()]
+            row.made.read += [(share, likeliest) for _, share, likeliest in before]
+            row.add(token, share, likeliest)
         self._keep([row for row in everyone if not row.made.ended])
-        return everyone, bool(news)
+        return everyone, bool(told[-1, 0])
 
     def _read(self, old: list[TextRow], new: list[TextRow]) -> list[Tensor]:
-        """Returns logits [V] of each row on the ranks of the last stage; reads one more token of old rows and the prompts of new ones."""
-        parts: list[Tensor | None] = []
+        """Returns logits [places, V] of each row on the ranks of the last stage; reads one more token of old rows and the prompts of new
+        ones, each scored one by itself: its logits are as many as its tokens."""
+        found: list[Tensor] = []
         if old:
             assert self.memory is not None
-            parts.append(self.session.read(self.memory, [row.made.tokens[-1:] for row in old]))
-        if new:
-            longest = max(len(row.made.prompt) for row in new)
-            padding = [longest - len(row.made.prompt) for row in new]
+            logits = self.session.read(self.memory, [row.made.tokens[-1:] for row in old])
+            found += [] if logits is None else logits.cpu()[:, None]
+        plain = [row for row in new if not row.request.scored]
+        for rows in [*([plain] if plain else []), *([row] for row in new if row.request.scored)]:
+            longest, every = max(len(row.made.prompt) for row in rows), rows[0].request.scored
+            padding = [longest - len(row.made.prompt) for row in rows]
             fresh = self.session.begin(padding)
-            texts = [[0] * spare + row.made.prompt for spare, row in zip(padding, new)]
-            parts.append(self.session.read(fresh, texts, [row.request.task for row in new]))
+            texts = [[0] * spare + row.made.prompt for spare, row in zip(padding, rows)]
+            logits = self.session.read(fresh, texts, [row.request.task for row in rows], every)
+            found += [] if logits is None else logits.cpu().transpose(0, 1) if every else logits.cpu()[:, None]
             self.memory = fresh if self.memory is None else self.memory.joined(fresh)
         self.most_cached = max(self.most_cached, 0 if self.memory is None else self.memory.nbytes)
-        return [row for part in parts if part is not None for row in part.cpu()]
+        return found
 
 
-def _answer(row: TextRow, logits: Tensor, most: int, text: list[int]) -> Tensor:
-    """Returns the next token of a row, behind its ``text``, its log-probability, the ``most`` likeliest tokens and theirs, [2 + 2 most]."""
-    token = choose(logits, text, row.request.sampling, row.request.number)
+def _answers(row: TextRow, logits: Tensor, most: int, text: list[int]) -> Tensor:
+    """Returns the report on each place of a row from its logits [places, V]: the tokens of a prompt that is read, and the
+    one chosen behind ``text``."""
+    chosen = choose(logits[-1], text, row.request.sampling, row.request.number)
+    tokens = [*row.made.prompt[1 : row.places], chosen]
+    return torch.stack([_report(token, place, most) for token, place in zip(tokens, logits)])
+
+
+def _report(token: int, logits: Tensor, most: int) -> Tensor:
+    """Returns a token, its log-probability, the ``most`` likeliest tokens and theirs, [2 + 2 most], from logits [V]."""
     shares = torch.log_softmax(logits.double(), -1)
     top = shares.topk(most)
     return torch.cat([torch.tensor([token], dtype=torch.float64), shares[token, None], top.indices.double(), top.values])
+
+
+def _reported(place: Sequence[float], likeliest: int) -> tuple[int, float, dict[int, float]]:
+    """Reads what ``_report`` returned: as many of the likeliest tokens as are asked for."""
+    token, share, *others = place
+    most = len(others) // 2
+    return int(token), share, {int(other): value for other, value in zip(others[:likeliest], others[most:])}
 
 
 def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:

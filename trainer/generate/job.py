@@ -117,5 +117,6 @@ class PromptFrontend:
 
     def plain(self, number: int, text: str) -> dict[str, Any]:
         data = asdict(self.made[number])
-        del data["likeliest"]  # not part of the result
+        for name in ("likeliest", "read"):  # not part of the result
+            del data[name]
         return {"prompt": text, "text": self.tellings[number].text, "prompt_tokens": data.pop("prompt"), **data}

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from trainer.generate.broker import percentiles
 from trainer.generate.generate import Decoder, PromptRequest, RequestUpdate, TextRow, check_prompts
 from trainer.generate.ranks import world_of
-from trainer.generate.server import percentiles
 from trainer.generate.session import Session
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import collect_garbage_by_hand, versions

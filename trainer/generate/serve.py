@@ -1,4 +1,4 @@
-"""``python -m trainer.generate.serve MODEL``: completions over HTTP until SIGTERM or Ctrl-C; requests under way are
+"""``python -m trainer.generate.serve MODEL``: completions and chat over HTTP until SIGTERM or Ctrl-C; requests under way are
 finished. Started by ``trireme serve``."""
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from typing import IO
 
 from trainer.comm.collectives import World
 from trainer.generate.answering import open_session
+from trainer.generate.api import ServedModel
+from trainer.generate.broker import RequestBroker
+from trainer.generate.chat import open_template
 from trainer.generate.generate import Decoder, RequestUpdate
 from trainer.generate.ranks import alone
-from trainer.generate.server import RequestBroker, open_server
+from trainer.generate.server import open_server
 from trainer.generate.telling import open_text
-from trainer.generate.weights import open_weights
+from trainer.generate.weights import Weights, open_weights
 from trainer.shared.run.command_lines import PRECISIONS, ServeCommand, asked, serve_parser
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ResolvedTrainConfig
@@ -53,15 +56,16 @@ def serve(
     folder = Path(command.model)
     server, weights = None, open_weights(folder)
     words = open_text(command.tokenizer, folder, weights.model.vocab, weights.pairs)
+    (seq, written), template = weights.lengths, open_template(_places(command, weights), words)
+    model = ServedModel(folder.absolute().name, words, seq, weights.tune.tasks, template, written)
     if world.rank == 0:
-        server = open_server(command.host, command.port, folder.absolute().name, _secret(command.token_file))
+        server = open_server(command.host, command.port, _secret(command.token_file))
     decoder = Decoder(open_session(config, world, weights, words, command.task), command.batch)
     if server is None:
         decoder.run(lambda idle: RequestUpdate(), lambda row: None)
         return
     room = command.batch * decoder.replicas + command.queue
-    seq, written = weights.lengths
-    desk = server.desk = RequestBroker(words, seq, room, lambda: stop.is_set() or ended(), weights.tune.tasks, written)
+    desk = server.desk = RequestBroker(model, room, lambda: stop.is_set() or ended())
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"serving {command.model} on http://{command.host}:{server.server_port}/v1/completions", file=file, flush=True)
     decoder.run(desk.hear, desk.tell)
@@ -73,6 +77,13 @@ def serve(
         time.sleep(0.01)
     server.server_close()
     print(desk.stats(), file=file, flush=True)
+
+
+def _places(command: ServeCommand, weights: Weights) -> list[Path]:
+    """Returns the folders that may have a chat template: the tokenizer's, the model's, and those of the model that it was tuned from."""
+    given = [] if command.tokenizer is None else [Path(command.tokenizer), Path(command.tokenizer).parent]
+    models = [Path(command.model), *([Path(weights.base)] if weights.base else [])]
+    return [*given, *(place for model in models for place in (model, model.parent))]
 
 
 def _secret(path: str | None) -> str | None:

@@ -100,23 +100,22 @@ class Session:
         """Returns the text that the next token continues."""
         return [*prompt, *made]
 
-    def read(self, memory: KVCache, tokens: Sequence[Sequence[int]], tasks: Sequence[int | None] = ()) -> Tensor | None:
-        """Returns logits [b, V] after the last of some further ``tokens`` [b, s], on the ranks of the last stage. ``tasks`` are those of
-        new texts, if not the session's. Collective over the replica."""
+    def read(
+        self, memory: KVCache, tokens: Sequence[Sequence[int]], tasks: Sequence[int | None] = (), every: bool = False
+    ) -> Tensor | None:
+        """Returns logits [b, V] after the last of some further ``tokens`` [b, s], or [s, b, V] after ``every`` one, on the ranks of the
+        last stage. ``tasks`` are those of new texts, if not the session's. Collective over the replica."""
+        virtual = 0
         if self.virtual and not memory.read:
-            spares, tasks = memory.padding.tolist(), tasks or [None] * len(tokens)
+            spares, tasks, virtual = memory.padding.tolist(), tasks or [None] * len(tokens), self.virtual
             tokens = [[*row[:spare], *self._virtual(task), *row[spare:]] for spare, task, row in zip(spares, tasks, tokens)]
+        self.reading.every = every
         logits = self._forward(memory, tokens)
-        return None if logits is None else logits[-1]
+        return None if logits is None else logits[virtual:] if every else logits[-1]
 
     def read_all(self, tokens: Sequence[Sequence[int]]) -> Tensor | None:
         """Returns logits [s, b, V] after every token of new texts [b, s], padded on the right; otherwise like ``read``."""
-        self.reading.every = True
-        try:
-            logits = self._forward(self.begin([0] * len(tokens)), [[*self._virtual(None), *row] for row in tokens])
-            return None if logits is None else logits[self.virtual :]
-        finally:
-            self.reading.every = False
+        return self.read(self.begin([0] * len(tokens)), tokens, every=True)
 
     def _virtual(self, task: int | None) -> list[int]:
         """Returns the placeholders of a text's virtual tokens: its task, repeated (``trainer.models.tuned.Prompts``)."""

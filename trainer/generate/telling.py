@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -22,33 +23,48 @@ HALF = "\ufffd"
 
 
 class TextStream:
-    """The text of one completion after its prompt. A piece is released once its characters are complete and cannot be part of a stop text;
-    the text ends at one of ``stops``."""
+    """The text of one completion after its prompt, or from its prompt on (``echo``). A piece is released once its characters are complete
+    and cannot be part of a stop text; the text ends at one of ``stops``.
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int] = ()):
+    ``offsets`` holds the number of complete characters before each token, ``shown`` the number of tokens that released text begins with.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int] = (), echo: bool = False):
         self.tokenizer, self.stops = tokenizer, stops
-        self.prompt = list(prompt[-SPELLING:])
-        self.before, self.read = 0, len(self.prompt)  # released tokens end at ``read``; those from ``before`` on are context for decoding
+        self.prompt = list(prompt) if echo else list(prompt[-SPELLING:])
+        self.context = 0 if echo else len(self.prompt)  # tokens that are not part of the text
+        self.before, self.read = 0, self.context  # tokens before ``read`` are in ``text``; decoded from ``before`` on
         self.text, self.told, self.stopped = "", 0, False
+        self.offsets: list[int] = []
+        self.shown = 0
+        for end in range(1, len(self.prompt) + 1) if echo else ():
+            self._grow(self.prompt[:end], False)
+        self.start = len(self.text)  # stops before it are the prompt's own
 
     def hear(self, made: Sequence[int], ended: bool) -> str:
         """Returns the text of the tokens ``made`` so far that can be released and was not yet."""
-        tokens = [*self.prompt, *made]
-        known = self.tokenizer.decode(list(tokens[self.before : self.read]))
-        new = self.tokenizer.decode(list(tokens[self.before :]))[len(known) :]
-        if ended or not new.endswith(HALF):
-            before = self.read if new else self.before  # tokens without text tell nothing of the spelling of the next ones
-            self.text, self.before, self.read = self.text + new, before, len(tokens)
-        found = [at for stop in self.stops if (at := self.text.find(stop)) >= 0]
+        self._grow([*self.prompt, *made], ended)
+        found = [at for stop in self.stops if (at := self.text.find(stop, self.start)) >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True
         end = len(self.text) if ended or self.stopped else len(self.text) - self._held()
         piece, self.told = self.text[self.told : end], max(end, self.told)
+        self.shown = len(self.offsets) if ended and not self.stopped else bisect_left(self.offsets, self.told)
         return piece
+
+    def _grow(self, tokens: list[int], ended: bool) -> None:
+        """Adds the characters that the last of ``tokens`` complete."""
+        known = self.tokenizer.decode(tokens[self.before : self.read])
+        new = self.tokenizer.decode(tokens[self.before :])[len(known) :]
+        count = len(tokens) - self.context
+        self.offsets += [len(self.text)] * (count - len(self.offsets))  # none if the text only ends
+        if ended or not new.endswith(HALF):
+            before = self.read if new else self.before  # tokens without text tell nothing of the spelling of the next ones
+            self.text, self.before, self.read = self.text + new, before, len(tokens)
 
     def _held(self) -> int:
         """Counts the characters at the end with which a stop text may begin."""
-        return max((_begun(self.text, stop) for stop in self.stops), default=0)
+        return max((_begun(self.text[self.start :], stop) for stop in self.stops), default=0)
 
 
 def _begun(text: str, stop: str) -> int:

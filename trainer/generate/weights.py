@@ -23,11 +23,12 @@ from trainer.state.parameters import OptimizerShard
 @dataclass(frozen=True)
 class Weights:
     """A model's shape, and ``load``, which fills a rank's share of the weights and raises ``ConfigError`` if they cannot be read. ``tune``
-    describes additions that are not merged into them."""
+    describes additions that are not merged into them, ``base`` is the folder that they were tuned from."""
 
     model: ResolvedModelConfig
     load: Callable[[Sequence[OptimizerShard]], None]
     tune: TuneConfig = field(default_factory=TuneConfig)
+    base: str | None = None
 
     @property
     def pairs(self) -> bool:
@@ -56,7 +57,7 @@ def open_weights(folder: Path) -> Weights:
     tune = from_record(TuneConfig, checkpoint_facts(path)[1].get("tune") or {})
     merged = tune.method in MERGED
     left = TuneConfig() if merged else replace(tune, dropout=0.0)
-    return Weights(model, lambda owned: _from_checkpoint(path, merged, owned), left)
+    return Weights(model, lambda owned: _from_checkpoint(path, merged, owned), left, tune.base)
 
 
 def _from_checkpoint(path: Path, merge: bool, owned: Sequence[OptimizerShard]) -> None:

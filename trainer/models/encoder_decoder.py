@@ -75,7 +75,7 @@ class StackAttention(Attention):
     """Self-attention of a stack, [s, b, h] -> [s, b, h], whose scores have the stack's biases."""
 
     def __init__(self, c: ResolvedModelConfig, stack: int):
-        super().__init__(c, output_std(c), StackCore(c, stack, causal=stack == DECODER), None)
+        super().__init__(c, output_std(c, "output", c.query_width), StackCore(c, stack, causal=stack == DECODER), None)
         spec = self.qkv.specs["weight"]
         self.qkv.specs["weight"] = replace(spec, init=replace(spec.init, factors=(query_factor(c), 1.0, 1.0)))
 
@@ -94,7 +94,7 @@ class CrossAttention(nn.Module):
         self.query = Linear(c.hidden, (c.heads, c.head_width), c.init_std * query_factor(c), bias, cut=Shard(0))
         self.kv = Linear(c.hidden, (c.heads, 2, c.head_width), c.init_std, bias, cut=Shard(0), entered=True)
         self.core = StackCore(c, None, causal=False)
-        self.output = Linear(c.query_width, (c.hidden,), output_std(c), "output" in c.biases, cut=Shard(1))
+        self.output = Linear(c.query_width, (c.hidden,), output_std(c, "output", c.query_width), "output" in c.biases, cut=Shard(1))
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         key, value = self.kv(memory).unbind(-2)
@@ -168,7 +168,7 @@ class EncoderBlock(nn.Module):
         self.attention_norm = norm(c)
         self.attention, self.attention_dropout = StackAttention(c, stack), Dropout(c.dropout)
         self.mlp_norm, self.mlp_dropout = norm(c), Dropout(c.dropout)
-        self.mlp = MLP(c, c.init_std * math.sqrt(c.hidden / c.ffn))
+        self.mlp = MLP(c, output_std(c, "down", c.ffn))
 
     def forward(self, x: Tensor, tables: Tensor | None = None) -> Tensor:
         return self._transformed(self._attended(x, tables))
@@ -264,9 +264,10 @@ def query_factor(c: ResolvedModelConfig) -> float:
     return 1 / (math.sqrt(c.head_width) * c.attention_scale)
 
 
-def output_std(c: ResolvedModelConfig) -> float:
-    """Returns the initial standard deviation of attention's last matrix: by its number of inputs, as all others."""
-    return c.init_std * math.sqrt(c.hidden / c.query_width)
+def output_std(c: ResolvedModelConfig, name: str, inputs: int) -> float:
+    """Returns the initial standard deviation of the matrices ``name`` that write to a residual stream: by ``inputs``, like all others,
+    or 0."""
+    return 0.0 if name in c.zero_init else c.init_std * math.sqrt(c.hidden / inputs)
 
 
 def network(config: ResolvedModelConfig, blocks: range | None = None, first: bool = True, last: bool = True) -> Transformer:

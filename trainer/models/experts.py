@@ -84,7 +84,7 @@ class Router(ParameterModule):
         super().__init__()
         self.experts = c.experts
         own = {"tensor": Partial()}
-        self.own("weight", (c.experts.count, c.hidden), ParameterSpec(Init(c.init_std), True, own))
+        self.own("weight", (c.experts.count, c.hidden), ParameterSpec(Init(c.init_std), "matrices", own))
         if c.experts.router_bias:
             self.own("bias", (c.experts.count,), ParameterSpec(Init(), placement=own))
         else:
@@ -106,7 +106,7 @@ class ExpertLinear(ParameterModule):
     def __init__(self, count: int, inputs: int, outputs: tuple[int, ...], std: float):
         super().__init__()
         self.outputs = outputs
-        self.own("weight", (count, *outputs, inputs), ParameterSpec(Init(std), True, {"expert": Shard(0), FOLDED: Replicate()}))
+        self.own("weight", (count, *outputs, inputs), ParameterSpec(Init(std), "matrices", {"expert": Shard(0), FOLDED: Replicate()}))
 
     def forward(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """Multiplies rows [R, inputs], expert after expert, ``sizes`` of each: [R, *outputs]."""

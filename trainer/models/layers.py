@@ -34,12 +34,12 @@ class Init:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """The declaration of a parameter: initial values, whether weight decay applies, and where it lives. ``tied``: the global name of the
-    parameter that it equals, wherever that lives. One that is not ``learned`` has no gradient: a rule of its own moves it. ``uses``: how
-    often its layer computes with it in a micro-batch, each time with a gradient."""
+    """The declaration of a parameter: initial values, its group of the optimizer (a field of ``GroupsConfig``), and where it lives.
+    ``tied``: the global name of the parameter that it equals, wherever that lives. One that is not ``learned`` has no gradient: a rule of
+    its own moves it. ``uses``: how often its layer computes with it in a micro-batch, each time with a gradient."""
 
     init: Init
-    decays: bool = False
+    group: str = "vectors"
     placement: Placement = field(default_factory=dict)
     tied: str | None = None
     learned: bool = True
@@ -79,11 +79,12 @@ class Linear(ParameterModule):
         cut: Shard | None = None,
         tied: str | None = None,
         entered: bool = False,
+        group: str = "matrices",
     ):
         super().__init__()
         self.inputs, self.outputs, self.cut, self.entered = inputs, outputs, cut, entered
         placement = {} if cut is None else {"tensor": cut}
-        self.own("weight", (*outputs, inputs), ParameterSpec(Init(std), True, placement, tied))
+        self.own("weight", (*outputs, inputs), ParameterSpec(Init(std), group, placement, tied))
         if bias:
             self.own("bias", outputs, ParameterSpec(Init(), placement={} if self.cuts_inputs else placement))
         else:
@@ -103,7 +104,7 @@ class TokenEmbedding(ParameterModule):
 
     def __init__(self, vocab: int, hidden: int, std: float, tied: str | None = None, uses: int = 1):
         super().__init__()
-        self.own("weight", (vocab, hidden), ParameterSpec(Init(std), True, {"tensor": VOCABULARY}, tied, uses=uses))
+        self.own("weight", (vocab, hidden), ParameterSpec(Init(std), "embedding", {"tensor": VOCABULARY}, tied, uses=uses))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
@@ -114,7 +115,7 @@ class PositionEmbedding(ParameterModule):
 
     def __init__(self, seq: int, hidden: int, std: float):
         super().__init__()
-        self.own("weight", (seq, hidden), ParameterSpec(Init(std), True))
+        self.own("weight", (seq, hidden), ParameterSpec(Init(std), "embedding"))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.weight[: x.shape[0]].unsqueeze(1)
@@ -243,6 +244,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def residual_std(std: float, layers: int) -> float:
-    """Returns the initial std of matrices that write to the residual stream: the sum of 2 L of them keeps its scale (GPT-2)."""
-    return std / math.sqrt(2 * layers)
+def residual_std(c: ResolvedModelConfig, name: str) -> float:
+    """Returns the initial std of the matrices ``name`` that write to the residual stream: the sum of 2 L of them keeps its scale (GPT-2),
+    or begins as zero."""
+    return 0.0 if name in c.zero_init else c.init_std / math.sqrt(2 * c.layers)

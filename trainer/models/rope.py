@@ -21,7 +21,7 @@ class Angles(NamedTuple):
 
 def angles(model: ResolvedModelConfig, block: int) -> Angles:
     """Returns the angles for the queries and keys of a block."""
-    rope, width = model.rope, round(model.rope.share * model.head_width)
+    rope, width = model.rope, round(model.turning)
     if rope.local_theta is not None and model.window_of(block) is not None:
         return Angles(_plain(width, rope.local_theta))
     return _SCALED[rope.kind](rope, width, model.rope_theta, model.seq)

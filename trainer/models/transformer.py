@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainer.models.attention import Attention, AttentionCore, Rotary, capped
 from trainer.models.experts import MixtureOfExperts
+from trainer.models.latent import MultiHeadLatentAttention
 from trainer.models.layers import MLP, VOCABULARY, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
 from trainer.models.rope import angles
 from trainer.shared.families.family import Family
@@ -53,15 +54,16 @@ class Block(nn.Module):
 
     def __init__(self, c: ResolvedModelConfig, index: int = 0):
         super().__init__()
-        output_std = residual_std(c.init_std, c.layers)
+        output_std, down_std = residual_std(c, "output"), residual_std(c, "down")
         before, after = c.norm_at != "after", c.norm_at != "before"
         self.parallel, self.scale = c.residual != "sequential", c.residual_scale
         self.attention_norm = norm(c) if before else None
-        self.attention = Attention(c, output_std, AttentionCore(c, index), Rotary(angles(c, index)) if c.turns(index) else None)
+        attention = MultiHeadLatentAttention if c.latent.kv_rank else Attention
+        self.attention = attention(c, output_std, AttentionCore(c, index), Rotary(angles(c, index)) if c.turns(index) else None)
         self.attention_post_norm = norm(c) if after else None
         self.attention_dropout = Dropout(c.dropout)
         self.mlp_norm = norm(c) if before and c.residual != "parallel_one_norm" else None
-        self.mlp = MixtureOfExperts(c, output_std) if c.mixes(index) else MLP(c, output_std)
+        self.mlp = MixtureOfExperts(c, down_std) if c.mixes(index) else MLP(c, down_std)
         self.mlp_post_norm = norm(c) if after else None
         self.mlp_dropout = Dropout(c.dropout)
 
@@ -89,8 +91,9 @@ class Head(nn.Module):
         self.norm, self.scale, self.cap = norm(c), c.logit_scale, c.logit_cap
         self.scale /= math.sqrt(c.hidden) if tied and family.tied_head_scaled else 1
         self.dropout = Dropout(c.dropout) if family.final_dropout else None
-        std = embedding_std(c) if tied else c.init_std
-        self.output = Linear(c.hidden, (c.vocab,), std, "head" in c.biases, cut=VOCABULARY, tied=tied)
+        std = embedding_std(c) if tied else 0.0 if "head" in c.zero_init else c.init_std
+        group = "embedding" if tied else "head"
+        self.output = Linear(c.hidden, (c.vocab,), std, "head" in c.biases, cut=VOCABULARY, tied=tied, group=group)
 
     def forward(self, x: Tensor, loss: Loss | None = None) -> Tensor:
         x = self.norm(x) if self.scale == 1 else self.norm(x) * self.scale

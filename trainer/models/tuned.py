@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.models.attention import Attention
 from trainer.models.layers import Init, Linear, ParameterModule, ParameterSpec, gelu, norm
 from trainer.models.transformer import Transformer
 from trainer.shared.parallel.placement import Partial, Shard
@@ -42,8 +43,8 @@ class LowRankLinear(Linear):
         assert plain.cut is not None
         a, b = (Shard(1), Partial()) if plain.cuts_inputs else (Partial(), plain.cut)
         std = 1 / math.sqrt(3 * plain.inputs)  # that of Kaiming's uniform
-        self.own("lora_a", (tune.rank, plain.inputs), ParameterSpec(Init(std), True, {"tensor": a}))
-        self.own("lora_b", (*plain.outputs, tune.rank), ParameterSpec(Init(), True, {"tensor": b}))
+        self.own("lora_a", (tune.rank, plain.inputs), ParameterSpec(Init(std), "matrices", {"tensor": a}))
+        self.own("lora_b", (*plain.outputs, tune.rank), ParameterSpec(Init(), "matrices", {"tensor": b}))
 
 
 class Adapter(nn.Module):
@@ -83,7 +84,7 @@ class VirtualTokens(ParameterModule):
 
     def __init__(self, tokens: int, hidden: int):
         super().__init__()
-        self.own("weight", (1, tokens, hidden), ParameterSpec(Init(PROMPT_STD), True))
+        self.own("weight", (1, tokens, hidden), ParameterSpec(Init(PROMPT_STD), "embedding"))
 
     def forward(self) -> Tensor:
         return self.weight
@@ -169,6 +170,7 @@ def _add_adapters(block: Any, c: ResolvedModelConfig, tune: TuneConfig) -> None:
 
 
 def _add_scales(block: Any, c: ResolvedModelConfig, tune: TuneConfig) -> None:
+    assert isinstance(block.attention, Attention)
     block.attention.scale = KeyValueScale((c.kv_heads, 2, c.head_width))
     block.mlp.scale = VectorScale((c.ffn,))
     block.attention.qkv.register_forward_hook(lambda module, inputs, x: block.attention.scale(x))

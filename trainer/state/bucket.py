@@ -15,7 +15,7 @@ The arrival of a bucket's last gradient starts its collectives, in the same orde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,11 @@ class Precision:
     compute: torch.dtype
     master: torch.dtype
     moments: torch.dtype
+
+    @property
+    def products(self) -> torch.dtype:
+        """Returns the type of the products of an optimizer: fp16 has too small a range for them."""
+        return self.master if self.compute == self.master else torch.bfloat16
 
     @classmethod
     def of(cls, name: str, trains: bool = True, moments: str = "fp32") -> Precision:
@@ -54,6 +59,7 @@ class BucketSettings:
     pool: Pool
     queue: CollectiveQueue
     trains: bool = True  # else there are weights alone: no gradients, no moments
+    one_moment: Collection[str] = ()  # groups of parameters whose squared gradients are not averaged
 
     def frozen(self) -> BucketSettings:
         """Returns settings of frozen parameters: only their own sharding applies, in the type of computation."""
@@ -79,9 +85,10 @@ class FlatBucket:
         self.frozen = not any(parameter.record.trainable for parameter in self.parameters)
         self.keeps = settings.data_index < settings.factors.optimizer  # first of the replicas that hold the same elements
         self.sharded_grads = settings.factors.grads > 1
-        self.trains = settings.trains
+        self.trains, self.one_moment = settings.trains, settings.one_moment
         self.accumulated = self._zeros("grads", self.precision.master) if self.trains else self.shard.new_zeros(0)
         self.partial = None if self.sharded_grads else self.accumulated  # the buffer that gradients are added to, while there is one
+        self.without_squares = _without_squares(plan, parameters, settings)
         self._make_optimizer()
 
     def _make_parameters(self, sharded: bool) -> None:
@@ -95,12 +102,14 @@ class FlatBucket:
             self._point_parameters(self.whole)
 
     def _make_optimizer(self) -> None:
-        """Master weights (the parameters themselves if the dtype is the same), moments, and the reduced gradient."""
+        """Master weights (the parameters themselves if the dtype is the same), moments, and the reduced gradient. Squared gradients lie
+        one after the other, without the parameters that have none."""
         aliased = self.precision.compute == self.precision.master
         own = _within(self.ranges["optimizer"], self.ranges["params"])
         self.weight = self.shard[own] if aliased else self._zeros("optimizer", self.precision.master)
         moments = self.weight if self.trains else self.weight[:0]
-        self.exp_avg, self.exp_avg_sq = (torch.zeros_like(moments, dtype=self.precision.moments) for _ in range(2))
+        self.exp_avg = torch.zeros_like(moments, dtype=self.precision.moments)
+        self.exp_avg_sq = self.exp_avg.new_zeros(len(moments) - (self.without_squares if self.trains else 0))
         self.gradient = self.accumulated[_within(self.ranges["optimizer"], self.ranges["grads"])]
 
     def _zeros(self, state: str, dtype: torch.dtype) -> Tensor:
@@ -244,23 +253,27 @@ class FlatBucket:
     def optimizer_shards(self) -> list[OptimizerShard]:
         """Returns the pieces of parameters whose optimizer state this rank has."""
         records = {parameter.record.name: parameter.record for parameter in self.parameters}
-        states = (self.weight, self.exp_avg, self.exp_avg_sq, self.gradient)
-        pieces = []
+        pieces, before = [], 0  # elements without squares
         for piece in self.plan.pieces(self.ranges["optimizer"]):
             record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
-            weight, exp_avg, exp_avg_sq, gradient = (state[part] for state in states)
+            weight, exp_avg, gradient = (state[part] for state in (self.weight, self.exp_avg, self.gradient))
+            first, squared = piece.position - before, record.group not in self.one_moment
+            exp_avg_sq = self.exp_avg_sq[first : first + squared * piece.numel]
+            before += 0 if squared else piece.numel
             saves = self.keeps and record.primary
             pieces.append(OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves))
         return pieces
 
     @staticmethod
-    def planned_bytes(plan: Bucket, settings: BucketSettings) -> int:
+    def planned_bytes(plan: Bucket, parameters: Mapping[str, ModelParameter], settings: BucketSettings) -> int:
         """The sum of ``nbytes``, before anything is allocated."""
         factors, compute, master = settings.factors, settings.precision.compute.itemsize, settings.precision.master.itemsize
         if not settings.trains:
             return plan.numel // factors.params * compute
-        states = 2 * settings.precision.moments.itemsize + (0 if settings.precision.compute == settings.precision.master else master)
-        return plan.numel // factors.params * compute + plan.numel // factors.grads * master + plan.numel // factors.optimizer * states
+        moment = settings.precision.moments.itemsize
+        states = 2 * moment + (0 if settings.precision.compute == settings.precision.master else master)
+        whole = plan.numel // factors.params * compute + plan.numel // factors.grads * master + plan.numel // factors.optimizer * states
+        return whole - moment * _without_squares(plan, parameters, settings)
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -271,6 +284,12 @@ class FlatBucket:
             "gradients": self.accumulated.nbytes,
             "optimizer": master + self.exp_avg.nbytes + self.exp_avg_sq.nbytes,
         }
+
+
+def _without_squares(plan: Bucket, parameters: Mapping[str, ModelParameter], settings: BucketSettings) -> int:
+    """Returns how many elements of this rank's shard of the optimizer's states belong to groups of one moment."""
+    owned = settings.factors.shard("optimizer", settings.data_index, plan.numel)
+    return sum(piece.numel for piece in plan.pieces(owned) if parameters[piece.name].record.group in settings.one_moment)
 
 
 def _within(inner: range, outer: range) -> slice:

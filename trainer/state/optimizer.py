@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,13 +16,22 @@ WIDENED = 1 << 26
 """Elements whose moments are in fp32 at a time, where they are kept in bf16: half a gigabyte."""
 
 
+LEFT: dict[str, Callable[[float], float]] = {
+    "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
+    "linear": lambda x: 1 - x,
+    "sqrt": lambda x: 1 - math.sqrt(x),
+}
+"""Share of the way to ``min_lr`` that is left after a share x of the decay, by ``optimizer.decay_style``."""
+
+
 def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
-    """Rate of step 0, 1, ...: linear warm-up over ``warmup_steps``, then a cosine from ``lr`` to ``min_lr`` at ``decay_steps``."""
+    """Rate of step 0, 1, ...: linear warm-up over ``warmup_steps``, ``stable_steps`` at ``lr``, then a fall to ``min_lr`` at
+    ``decay_steps`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395; 1 - sqrt: Haegele et al. 2024, arXiv 2405.18392)."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    length = max(1, config.decay_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / length)
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+    start = config.warmup_steps + config.stable_steps
+    progress = min(1.0, max(0, step - start) / max(1, config.decay_steps - start))
+    return config.min_lr + (config.lr - config.min_lr) * LEFT[config.decay_style](progress)
 
 
 def sum_partial(owned: Sequence[OptimizerShard], axes: dict[str, Group]) -> None:
@@ -51,23 +60,22 @@ class AdamW:
         """``tasks`` are pieces whose gradients have each a factor of their own."""
         self.config = config
         self.groups = [
-            (task, config.weight_decay if decays else 0.0, [piece for piece in owned if piece.record.decay == decays])
+            (task, group, [piece for piece in owned if piece.record.group == group])
             for task, owned in enumerate(tasks)
-            for decays in (True, False)
+            for group in sorted({piece.record.group for piece in owned})
         ]
         self.steps = torch.zeros((), device=device)  # updates made: skipped steps do not count
 
     def step(self, lr: float, factors: Tensor, skip: Tensor) -> None:
         """Updates with each task's factor [tasks] times its gradients, unless the scalar ``skip`` is 1. Both are on the device."""
         self.steps += 1 - skip
-        for task, decay, pieces in self.groups:
-            if not pieces:
-                continue
+        for task, group, pieces in self.groups:
             gradients, factor = [p.gradient for p in pieces], factors[task]
             wide = gradients[0].dtype == torch.float64  # the kernel's own scale has 24 bits
             if wide:
                 torch._foreach_mul_(gradients, factor)
-            self._update(pieces, lr, decay, None if wide else (1 / factor).float(), skip)
+            rate, decay = lr * self.config.lr_factor(group), self.config.weight_decay_of(group)
+            self._update(pieces, rate, decay, None if wide else (1 / factor).float(), skip)
 
     def _update(self, pieces: Sequence[OptimizerShard], lr: float, decay: float, scale: Tensor | None, skip: Tensor) -> None:
         for part in _parts(pieces):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from trainer.models.layers import Init
 from trainer.shared.parallel.placement import Partial, Placement
+from trainer.shared.records.manifest import STATES
 
 BLOCK = 1 << 20
 """Elements of the global tensor that share one random generator."""
@@ -36,7 +37,7 @@ class ParameterRecord:
     region: tuple[tuple[int, int], ...]  # start and stop in the global tensor, per dimension (empty where there is only padding)
     local_shape: tuple[int, ...]  # of the tensor on this rank, with padding
     init: Init
-    decay: bool  # weight decay applies: matrices, not biases and norms
+    group: str  # whose learning rate and weight decay it has: a field of ``GroupsConfig``
     placement: Placement = field(default_factory=dict)  # on each axis of the layout that concerns it
     learned: bool = True  # else it has no gradient: a rule of its own moves it
     trainable: bool = True  # else frozen: no gradient, no optimizer state, not in the norm, not saved
@@ -73,8 +74,9 @@ class ModelParameter:
 class OptimizerShard:
     """The part of a local tensor whose optimizer state this rank keeps: flattened elements ``offset`` to ``offset + numel``.
 
-    ``weight`` is the master copy (fp32, or fp64 in fp64 runs). All are flat views of ``numel`` elements; the first three are read
-    for a checkpoint and written to when one is loaded. Of all ranks that keep the same elements, one ``saves``.
+    ``weight`` is the master copy (fp32, or fp64 in fp64 runs). All are flat views of ``numel`` elements, or of none where a group of
+    parameters has no such moment; the first three are read for a checkpoint and written to when one is loaded. Of all ranks that keep the
+    same elements, one ``saves``.
     """
 
     record: ParameterRecord
@@ -85,6 +87,12 @@ class OptimizerShard:
     exp_avg_sq: Tensor
     gradient: Tensor
     saves: bool
+
+    @property
+    def states(self) -> dict[str, Tensor]:
+        """Returns the states that a checkpoint holds, by name."""
+        every = {name: getattr(self, name) for name in STATES}
+        return {name: state for name, state in every.items() if len(state)}
 
 
 def initial_value(record: ParameterRecord, seed: int) -> Tensor:

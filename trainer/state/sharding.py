@@ -123,7 +123,7 @@ class ShardedState:
 
     @property
     def planned_bytes(self) -> int:
-        return sum(FlatBucket.planned_bytes(plan, settings) for plan, _, settings in self.plans)
+        return sum(FlatBucket.planned_bytes(*plan) for plan in self.plans)
 
     def make(self) -> None:
         for plan, parameters, settings in self.plans:

@@ -78,9 +78,11 @@ class HeadExchange:
 
     def __call__(self, core: AttentionCore, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         group = self.region.context
-        parts = [x.unflatten(2, (group.size, -1)) for x in (query, key, value)]  # [s/c, b, c, heads/c, d]
-        every: Tensor = _ThereAndBack.apply(torch.cat(parts, 3), group, to_sequences, to_parts)  # [s, b, heads/c, d]
-        output = core.attend(*every.split([part.shape[3] for part in parts], 2))  # [s, b, width/c]
+        parts = [x.unflatten(2, (group.size, -1)).flatten(3) for x in (query, key, value)]  # [s/c, b, c, width/c]: widths may differ
+        every: Tensor = _ThereAndBack.apply(torch.cat(parts, 3), group, to_sequences, to_parts)  # [s, b, widths/c]
+        widths = [part.shape[3] for part in parts]
+        heads = (part.unflatten(2, (-1, x.shape[3])) for part, x in zip(every.split(widths, 2), (query, key, value)))
+        output = core.attend(*heads)  # [s, b, width/c]
         own: Tensor = _ThereAndBack.apply(output, group, to_parts, to_sequences)  # [s/c, b, c, width/c]
         return own.flatten(2)
 

@@ -13,6 +13,7 @@ from trainer.comm.collectives import Group
 from trainer.models.attention import AttentionCore, AttentionDropout, Rotary
 from trainer.models.encoder_decoder import Entry
 from trainer.models.experts import ExpertLinear, MixtureOfExperts, Router
+from trainer.models.latent import MultiHeadLatentAttention
 from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding, WidthNorm
 from trainer.models.transformer import Transformer
 from trainer.models.tuned import LowRankLinear, Prompts
@@ -24,6 +25,7 @@ from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, Sharde
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.experts import ExpertBalance, ExpertDispatcher, ShardedExpertLinear, ShardedRouter
 from trainer.tensor.fused import FusedProducts
+from trainer.tensor.latent import EnteredHeads
 from trainer.tensor.layers import (
     ColumnLinear,
     EnteredSequence,
@@ -68,6 +70,8 @@ class Parallelizer:
                     self._replace(model, path, part, unit)
                 elif isinstance(part, MixtureOfExperts):
                     self._dispatch(part, path)
+                elif isinstance(part, MultiHeadLatentAttention):
+                    part.entered = EnteredHeads(self.region)
                 elif isinstance(part, AttentionCore):
                     self._share_heads(part, path)
                 elif isinstance(part, Rotary):
@@ -149,7 +153,7 @@ class Parallelizer:
             region=region,
             local_shape=local_shape,
             init=spec.init,
-            decay=spec.decays,
+            group=spec.group,
             placement=placement,
             learned=spec.learned,
             trainable=self.added is None or name in self.added,

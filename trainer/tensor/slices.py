@@ -45,8 +45,8 @@ class KeptKeys:
         self.counted = [self.counts(tensor) for tensor in self.tensors]
 
     def add(self, run: range, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the keys and values at the positions ``run``; returns all up to them. Autograd does not see the writing: it may keep what
-        is returned, no row of which is written again."""
+        """Writes the keys and values at the positions ``run``; returns all up to them. Autograd does not see the writing: it may keep the
+        result, no row of which is written again."""
         assert run.start <= self.written, f"slice {run} is computed before the one that ends at {self.written}"
         if run.start == self.written:
             for whole, own in zip(self.tensors, (key, value)):

@@ -135,3 +135,34 @@ def _total(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 torch.library.register_autograd(
     "trireme::total", lambda ctx, dy: (total(dy, *ctx.saved_tensors), None), setup_context=_total, lib=OPERATIONS
 )
+
+
+@defined("enter(Tensor x, Tensor number, SymInt[] shape) -> Tensor")
+def enter(x: Tensor, number: Tensor, shape: list[int]) -> Tensor:
+    """Returns what the layer ``number`` makes of x, of ``shape``: the sequence that all heads of a rank see."""
+    return LAYERS[int(number)].compute(x)  # type: ignore[no-any-return]
+
+
+@defined("enter_gradient(Tensor dy, Tensor number, SymInt[] shape) -> Tensor")
+def enter_gradient(dy: Tensor, number: Tensor, shape: list[int]) -> Tensor:
+    """Returns the gradient of the input of that layer, of ``shape``."""
+    return LAYERS[int(number)].differentiate(dy)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("trireme::enter", lib=OPERATIONS)
+@torch.library.register_fake("trireme::enter_gradient", lib=OPERATIONS)
+def _(x: Tensor, number: Tensor, shape: list[int]) -> Tensor:
+    return x.new_empty(shape)
+
+
+def _entering(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.shape = list(inputs[0].shape)
+    ctx.save_for_backward(inputs[1])
+
+
+torch.library.register_autograd(
+    "trireme::enter",
+    lambda ctx, dy: (enter_gradient(dy, *ctx.saved_tensors, ctx.shape), None, None),
+    setup_context=_entering,
+    lib=OPERATIONS,
+)

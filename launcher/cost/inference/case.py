@@ -128,14 +128,16 @@ class InferenceCase:
         return "bf16" if self.weights in ("fp8", "fp4") else self.weights
 
     @cached_property
-    def layer_parameters(self) -> Array:
-        """Matrix parameters of a layer."""
-        return self.shape.attention_parameters + self.shape.mlp_parameters
+    def rank_parameters(self) -> Array:
+        """Matrix parameters of a layer on one rank."""
+        whole = self.shape.latent_parameters
+        return (self.shape.attention_parameters + self.shape.mlp_parameters - whole) / self.tensor + whole
 
     @cached_property
     def kv_per_token(self) -> np.ndarray:
-        """Bytes of keys and values per token and layer on one rank: heads are copied where there are more ranks than heads."""
-        return 2 * np.maximum(self.shape.kv_heads / self.tensor, 1) * self.shape.head_width * BYTES[self.kv]
+        """Bytes of keys and values, or of latents, per token and layer on one rank: heads are copied where there are more ranks than
+        heads."""
+        return np.maximum(self.shape.cached_heads / self.tensor, 1) * self.shape.cached_width * BYTES[self.kv]
 
     @property
     def context(self) -> Array:

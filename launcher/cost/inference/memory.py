@@ -27,7 +27,7 @@ def fixed(case: InferenceCase, sequences: Array) -> Parts:
     copies = np.where((case.pipeline > 1) & (not m.embedding_everywhere), 1, whole)
     shards = case.tensor if m.embedding_sharded else 1.0
     return {
-        WEIGHTS: layers(case) * (case.layer_parameters / case.tensor * case.weight_bytes + s.small_parameters * 2),
+        WEIGHTS: layers(case) * (case.rank_parameters * case.weight_bytes + s.small_parameters * 2),
         EMBEDDING: copies * s.vocab * s.hidden * case.width / shards + np.zeros_like(case.tensor),
         BUFFERS: buffers(case, sequences),
         RUNTIME: np.full_like(case.tensor, 0.0 if case.device.host else m.runtime_gb * 1e9),

@@ -58,7 +58,7 @@ def products(case: InferenceCase, tokens: Array) -> np.ndarray:
     """Seconds of a layer's weight products."""
     if case.device.host:
         return np.where(tokens > 0, sum(product(case, tokens, *size) for size in sizes(case)), 0.0)
-    c, n = case.constants, case.layer_parameters / case.tensor
+    c, n = case.constants, case.rank_parameters
     read = n * case.weight_bytes / (case.device.bandwidth * c.weights_bandwidth)
     computed = 2 * n * (tokens + c.short_rows) / (case.device.rate(case.weights) * c.matrix)
     return np.where(tokens > 0, np.maximum(read, computed), 0.0)
@@ -68,11 +68,20 @@ def sizes(case: InferenceCase) -> list[tuple[Array, Array]]:
     """Outer and inner size of a layer's weight products on one rank."""
     s, t = case.shape, case.tensor
     return [
-        ((s.query_width + 2 * s.kv_width) / t, s.hidden),
-        (s.hidden, s.query_width / t),
+        *_sizes_of_queries(case),
+        (s.hidden, s.value_width / t),
         ((s.mlp_matrices - 1) * s.ffn / t, s.hidden),
         (s.hidden, s.ffn / t),
     ]
+
+
+def _sizes_of_queries(case: InferenceCase) -> list[tuple[Array, Array]]:
+    s, t, latent = case.shape, case.tensor, case.shape.latent
+    if latent is None:
+        return [((s.query_width + 2 * s.kv_width) / t, s.hidden)]
+    through = [(s.turned_width / t, latent.query_rank)] if latent.query_rank else []
+    whole = s.latent_width if through else s.latent_width + s.turned_width / t
+    return [(whole, s.hidden), *through, ((s.query_width + s.value_width) / t, latent.kv_rank)]
 
 
 def product(case: InferenceCase, rows: Array, outer: Array, inner: Array) -> Array:
@@ -84,7 +93,10 @@ def prompt_attention(case: InferenceCase, load: Load) -> Array:
     """Seconds of a layer's attention over prompts: half of the scores in one kernel, all of them written to memory without."""
     c, s = case.constants, case.shape
     scores = load.prompts * load.length**2 * s.heads / case.tensor
-    work = 4 * scores * s.head_width
+    width = (s.turned_width + s.value_width) / 2 / s.heads
+    if s.latent is not None and case.engine.own:  # queries meet latents, which are the values, too (trainer/generate/cache.py)
+        width = s.latent.kv_rank + s.latent.rotary / 2
+    work = 4 * scores * width
     if case.engine.attention == "flash":
         return work / 2 / (case.device.peak(case.vectors) * c.flash)
     moved = c.score_passes * scores * case.width / (case.device.bandwidth * case.network.bandwidth)
@@ -93,7 +105,7 @@ def prompt_attention(case: InferenceCase, load: Load) -> Array:
 
 def cached_attention(case: InferenceCase, load: Load) -> Array:
     """Seconds to read the keys and values of running requests: once for all query heads that share them, or for each of those."""
-    times = 1.0 if case.engine.shared_keys else case.shape.heads / np.maximum(case.shape.kv_heads, case.tensor)
+    times = 1.0 if case.engine.shared_keys else case.shape.heads / np.maximum(case.shape.cached_heads, case.tensor)
     return times * load.running * load.context * case.kv_per_token / (case.device.bandwidth * case.constants.kv_bandwidth)
 
 

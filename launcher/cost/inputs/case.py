@@ -205,6 +205,11 @@ class Case:
         return BYTES[self.precision] > 2
 
     @property
+    def orthogonal(self) -> int:
+        """Iterations in which the momentum of matrices, their only moment, is orthogonalised; 0 = none."""
+        return self.trainer.numbers.orthogonal_steps
+
+    @property
     def gradient_bytes(self) -> float:
         """Bytes of a gradient in its buffer, in mixed precision."""
         return self._at_least(self.trainer.numbers.gradient_bytes)

@@ -227,15 +227,28 @@ class Shape:
         return 0 if self.latent is None else self.latent.query_rank + self.latent.kv_rank + self.latent.rotary
 
     @property
+    def latent_parameters(self) -> Array:
+        """Matrices that make latents, which every tensor rank has whole (trainer/models/latent.py; Megatron Core,
+        multi_latent_attention.py: ``linear_q_down_proj`` and ``linear_kv_down_proj`` are ``duplicated``)."""
+        return self.hidden * self.latent_width
+
+    @property
+    def cached_heads(self) -> Array:
+        """Key/value heads that a cache has: of latents one for all queries (arXiv 2405.04434, section 2.1.2)."""
+        return self.kv_heads if self.latent is None else 1
+
+    @property
+    def cached_width(self) -> Array:
+        """Width of what a cache has of a token for each of those heads: a key and a value, or a latent and the key of its position."""
+        return 2 * self.head_width if self.latent is None else self.latent.kv_rank + self.latent.rotary
+
+    @property
     def attention_parameters(self) -> Array:
         """Matrices of a block's attention: queries, keys, values, output."""
         if self.latent is None:
             return (1 + self.crossed) * flops.attention_weights(self.hidden, self.query_width, self.kv_width)
-        q, kv, rotary = self.latent.query_rank, self.latent.kv_rank, self.latent.rotary
-        turned = self.query_width + self.heads * rotary
-        queries = np.where(np.asarray(q) > 0, q * (self.hidden + turned), self.hidden * turned)
-        keys_values = self.hidden * (kv + rotary) + kv * (self.query_width + self.value_width)
-        return queries + keys_values + self.value_width * self.hidden
+        latent, widths = self.latent, (self.query_width, self.value_width, self.heads * self.latent.rotary)
+        return flops.latent_weights(self.hidden, *widths, latent.query_rank, latent.kv_rank, latent.rotary)
 
     @property
     def mlp_parameters(self) -> Array:
@@ -276,7 +289,7 @@ class Shape:
     def head_norm_parameters(self) -> Array:
         """Norms of queries and keys, or of their latents."""
         if self.latent is not None:
-            return self.latent.query_rank + self.latent.kv_rank
+            return (self.latent.query_rank + self.latent.kv_rank) * (1 if self.scale_only_norm else 2)
         return {"none": 0, "head": 2 * self.head_width, "width": self.query_width + self.kv_width}[self.qk_norm]
 
     @property

@@ -1,4 +1,4 @@
-"""What a rank holds of slices of sequences, counted on the list of actions that it runs (``trainer.shared.parallel.schedule``)."""
+"""Slices of sequences that a rank holds, counted on the list of actions that it runs (``trainer.shared.parallel.schedule``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.shared.run import flops
 
 @dataclass(frozen=True)
 class HeldSlices:
-    """What a rank holds of sliced sequences when it holds most."""
+    """Contents of a rank when it holds most of sliced sequences."""
 
     slices: np.ndarray  # in tokens of a mean slice
     micro_batches: np.ndarray  # whose keys and values it keeps
@@ -32,7 +32,8 @@ class HeldSlices:
         for row in np.flatnonzero(case.slices > 1):
             count, stages = int(case.slices[row]), int(case.pipeline[row])
             micro_batches = min(math.ceil(case.micro_batches[row] / count), stages + 1)  # more only repeat
-            found[:, row] = most_held(stages, int(ranks[row]), micro_batches, count, round(float(shares[row]), 3))
+            own = min(int(ranks[row]), stages - 1)  # there may be no rank between the first and the last
+            found[:, row] = most_held(stages, own, micro_batches, count, round(float(shares[row]), 3))
         return cls(*found)
 
 

@@ -42,6 +42,7 @@ class StageShare:
 
     blocks: Blocks
     stacks: tuple[Blocks, ...]  # the same of each stack
+    borders: Blocks | None  # 1 where the decoder begins; None: there is one stack
     dense: PerStage  # parameters of one rank that are replicated over data-parallel ranks
     expert: PerStage  # parameters of one rank's routed experts, replicated over data / expert ranks
     matrices: Array  # of ``dense``, what one block's matrices have
@@ -59,10 +60,11 @@ def _at(part: Any, rows: np.ndarray | slice) -> Any:
     return part[rows] if np.ndim(part) else part
 
 
-def by_stack(case: Case, split: Sequence[int] | None = None) -> tuple[Blocks, ...]:
-    """Blocks of each stack on each kind of rank. The middle rank of two stacks is the first of those that compute most."""
+def by_stack(case: Case, split: Sequence[int] | None = None) -> tuple[tuple[Blocks, ...], Blocks | None]:
+    """Blocks of each stack on each kind of rank, and where the decoder begins. The middle rank of two stacks is the first of those that
+    compute most."""
     if len(case.stacks) == 1:
-        return (_with_predictors(case, blocks(case, split)),)
+        return (_with_predictors(case, blocks(case, split)),), None
     shape, given = case.shape, None if split is None else tuple(split)
     read, written = (stack.forward_flops() for stack in shape.stacks)
     head = flops.matrix_flops(shape.decoder_seq, shape.vocab * shape.hidden)
@@ -71,15 +73,17 @@ def by_stack(case: Case, split: Sequence[int] | None = None) -> tuple[Blocks, ..
     cost = (case.table["balance"] == BALANCES.index("cost")) & (case.pipeline > 1)
     columns = np.broadcast_arrays(case.pipeline, case.chunks, cost, shape.layers, shape.encoder_layers, read, written, head)
     kinds, of = np.unique(np.stack([np.asarray(column, float) for column in columns], axis=1), axis=0, return_inverse=True)
-    found = np.array([_cut(*kind, split=given) for kind in kinds])  # (kinds, stacks, kinds of rank)
-    return tuple(Blocks(*found[of.ravel(), stack].T) for stack in range(2))
+    found = np.array([_cut(*kind, split=given) for kind in kinds])  # (kinds, encoder, decoder and border, kinds of rank)
+    read_by, written_by, border = (Blocks(*found[of.ravel(), row].T) for row in range(3))
+    return (read_by, written_by), border
 
 
 @lru_cache(maxsize=4096)
 def _cut(
     p: float, v: float, cost: float, layers: float, encoder: float, read: float, written: float, head: float, split: tuple[int, ...] | None
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns the blocks of encoder and decoder on the first, the largest middle, the last and the mean middle rank."""
+    """Returns the blocks of encoder and decoder on the first, the largest middle, the last and the mean middle rank, and 1 for the one on
+    which the decoder begins."""
     ranks, chunks, weights = int(p), int(p * v), (read,) * int(encoder) + (written,) * int(layers - encoder)
     if split is None:
         split = (
@@ -89,13 +93,14 @@ def _cut(
         )
     starts = [0, *itertools.accumulate(split)]
     first = [min(max(encoder - start, 0), count) for start, count in zip(starts, split)]  # of the encoder, in each chunk
-    held = [(float(sum(first[rank::ranks])), float(sum(split[rank::ranks]) - sum(first[rank::ranks]))) for rank in range(ranks)]
-    loads = [own * read + other * written for own, other in held]
-    middle = held[1:-1] or [(sum(own for own, _ in held) / p, sum(other for _, other in held) / p)]
-    most = max(loads[1:-1], default=0.0)
-    largest = next((each for each, load in zip(middle, loads[1:-1]) if load >= 0.99 * most), middle[0])
-    mean = [sum(each[stack] for each in middle) / len(middle) for stack in range(2)]
-    return tuple((held[0][stack], largest[stack], held[-1][stack], mean[stack]) for stack in range(2))
+    begins = [float(start <= encoder < start + count) for start, count in zip(starts, split)]
+    columns: list[list[float]] = [first, [count - own for count, own in zip(split, first)], begins]
+    held = [tuple(float(sum(column[rank::ranks])) for column in columns) for rank in range(ranks)]
+    middle = held[1:-1] or [tuple(sum(column) / p for column in zip(*held))]
+    loads = [own * read + other * written for own, other, _ in middle]
+    largest = next(each for each, load in zip(middle, loads) if load >= 0.99 * max(loads))
+    mean = tuple(sum(column) / len(middle) for column in zip(*middle))
+    return tuple(zip(held[0], largest, held[-1], mean))
 
 
 def blocks(case: Case, split: Sequence[int] | None = None) -> Blocks:
@@ -173,13 +178,14 @@ def _with_predictors(case: Case, counts: Blocks) -> Blocks:
 def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
     """Blocks and parameters of the ranks of each kind of stage."""
     s, t, p = case.shape, case.tensor, case.pipeline
-    stacks = by_stack(case, split)
+    stacks, borders = by_stack(case, split)
     counts = Blocks(*(sum(getattr(each, name) for each in stacks) for name in ("first", "middle", "last", "typical")))
     sparse = s.expert_layers / s.layers
     routed = sparse * s.expert_parameters / (case.expert_tensor * case.expert)
-    matrices = (s.block_parameters - s.small_parameters - sparse * s.expert_parameters) / t
-    # norms and row biases are whole on every tensor rank
-    each = [(own.block_parameters - own.small_parameters - sparse * s.expert_parameters) / t + own.small_parameters for own in s.stacks]
+    matrices = (s.block_parameters - s.small_parameters - sparse * s.expert_parameters - s.latent_parameters) / t + s.latent_parameters
+    # norms and row biases, and matrices of latents, are whole on every tensor rank
+    whole = [own.small_parameters + own.latent_parameters for own in s.stacks]
+    each = [(own.block_parameters - same - sparse * s.expert_parameters) / t + same for own, same in zip(s.stacks, whole)]
     first, middle, last = (sum(getattr(n, kind) * own for n, own in zip(stacks, each)) for kind in ("first", "middle", "last"))
     embedding = case.vocabulary * s.hidden + s.positions * s.hidden + 2 * s.buckets * s.heads / t
     head = case.vocabulary * s.hidden + s.norm_parameters
@@ -191,6 +197,7 @@ def held(case: Case, split: Sequence[int] | None = None) -> StageShare:
     return StageShare(
         counts,
         stacks,
+        borders,
         PerStage(
             np.where(alone, single, first + ends[0]),
             np.where(alone, single, middle + ends[1]),

@@ -137,9 +137,11 @@ def projections(case: Case) -> Array:
     """Queries, keys and values, and the attention's output, which feeds the next product."""
     s, w = case.shape, case.width
     elements = (s.turned_width + s.key_width + s.read_width) * w + s.value_width * narrow(case)
-    latents = case.tokens * s.latent_width * (w + narrow(case))  # before and after their norms, whole on every tensor rank
     if not case.trainer.memory.copied_heads:
-        return case.tokens * elements / case.tensor + latents
+        return case.tokens * elements / case.tensor + latents(case)
+    if s.latent is not None:  # values are cut out of the product that makes keys, too, unless ranks exchange copies
+        cut = np.where(case.context > 1, np.where(_widened(case), 0, s.value_width), s.query_width + s.value_width - s.read_width)
+        return case.tokens * (elements + cut * w) / case.tensor + latents(case) + masks(case)
     grouped = np.asarray(s.kv_heads) != s.heads
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
     # context ranks exchange copies, and join or exchange outputs, which a flash kernel keeps as they were
@@ -147,7 +149,38 @@ def projections(case: Case) -> Array:
     copied = np.where(case.context > 1, exchanged, copied)
     sliced = np.where(s.rotary | grouped, -(s.key_width + s.read_width), 0)  # in ``kept_keys``; else queries keep all three, once more
     copied = np.where(case.slices > 1, sliced, copied)
-    return case.tokens * (elements + copied * w) / case.tensor + latents + masks(case)
+    return case.tokens * (elements + copied * w) / case.tensor + masks(case)
+
+
+def latents(case: Case) -> Array:
+    """Latents before and after their norms, whole on every tensor rank, and the key that heads share."""
+    s, w = case.shape, case.width
+    if s.latent is None:
+        return np.zeros_like(case.tokens)
+    ranks = s.latent.query_rank + s.latent.kv_rank
+    each = w + narrow(case) + (0 if case.trainer.kernels.fused_norm else 8)
+    if _composed_norm(case):
+        each = 2 * max(w, 4) + w
+    shared = 0 if _copies_norm_inputs(case) else s.latent.rotary * w
+    statistics = 4 * (1 + (np.asarray(s.latent.query_rank) > 0))
+    return case.tokens / case.sequence_split * (ranks * each + shared + statistics)
+
+
+def _widened(case: Case) -> Array:
+    """Tells whether our own trainer gives its kernel values as wide as keys (trainer/models/attention.py, ``_fused``)."""
+    s = case.shape
+    own = s.latent is not None and case.trainer.memory.copied_heads and kernel(case) in FLASH
+    return own & (np.asarray(s.key_width) > s.read_width)
+
+
+def widened(case: Case) -> Array:
+    """Values as wide as keys, in place of those that were cut out, and outputs likewise. Each of a context rank's two pieces of a sequence
+    has its own copy of all values up to its end."""
+    s, w = case.shape, case.width
+    gathered = (case.context > 1) & (case.trainer.overlap.context == "all_gather")
+    copies = np.where(gathered, case.context + 0.5, 1) + 1
+    more = copies * s.key_width - np.where(case.context > 1, 0, s.query_width + s.value_width)
+    return np.where(_widened(case), case.tokens * more / case.tensor * w, 0.0)
 
 
 def kept_keys(case: Case, micro_batches: Array, summed: Array) -> Array:
@@ -191,17 +224,16 @@ def crossing_core(case: Case) -> Array:
     return attention_core(whole) * case.tokens / whole.tokens
 
 
-def streams(case: Case, first: bool, blocks: Sequence[Array]) -> Array:
+def streams(case: Case, first: bool, blocks: Sequence[Array], begins: Array) -> Array:
     """Returns bytes of the residual streams that pass a rank with so many ``blocks`` of each stack: a decoder's blocks keep the encoder's
     output, whole on every tensor rank; an encoder's rank keeps the decoder's stream, which goes on from it."""
     if len(blocks) == 1:
         return 0.0
     read, written = (stack.tokens * case.shape.hidden * case.width for stack in case.stacks)
-    border = (np.asarray(blocks[0]) > 0) & (np.asarray(blocks[1]) > 0)  # with the encoder's last norm
     alone, split = case.pipeline == 1, case.sequence_split
     kept = read * (1 + np.where((split > 1) & ~alone, 1 / split, 0.0))
     passed = np.where(alone | first, 0.0, written / split)
-    ended = np.where(border, one_norm(case.stacks[0]) - read / split, 0.0)
+    ended = np.where(np.asarray(begins) > 0, one_norm(case.stacks[0]) - read / split, 0.0)  # the encoder's last norm
     return case.chunks * np.where(np.asarray(blocks[1]) > 0, kept, passed) + ended
 
 
@@ -213,14 +245,15 @@ def distances(case: Case) -> Array:
 def rotary_tables(case: Case) -> Array:
     """Sines and cosines of the positions, which all layers of a rank share (trainer/models/attention.py)."""
     s = case.shape
-    return s.seq * s.head_width * case.width if s.rotary and case.trainer.memory.copied_heads else 0.0
+    turning = s.head_width if s.latent is None else s.latent.rotary
+    return s.seq * turning * case.width if s.rotary and case.trainer.memory.copied_heads else 0.0
 
 
 def attention_core(case: Case) -> Array:
     """Between the projections: a number per row with a flash kernel, nothing where scores are computed again, else copies of them."""
     s, w, name = case.shape, case.width, kernel(case)
     if name in FLASH:
-        return case.tokens * s.heads / case.tensor * 4 + bias_columns(case) + windows(case)
+        return case.tokens * s.heads / case.tensor * 4 + bias_columns(case) + windows(case) + widened(case)
     if in_blocks(case):
         return bias_columns(case)
     copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies + s.capped

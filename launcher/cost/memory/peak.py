@@ -25,6 +25,8 @@ CONTEXT, FRAGMENTS = "device context", "fragmentation"
 COUNTED = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
 """Parts that the project's trainer counts, and holds against run.memory_gb."""
 KINDS = ("first", "middle", "last")
+ROUND = 1 << 26
+"""Elements of matrices that a rank of the project's trainer orthogonalises at a time (``trainer/state/matrices.py``)."""
 
 
 def peak(case: Case, held: StageShare) -> Parts:
@@ -46,12 +48,14 @@ def _kept(case: Case, held: StageShare, kind: str) -> list[SavedActivations]:
 def _stage(case: Case, held: StageShare, kind: str, kept: Sequence[SavedActivations]) -> Parts:
     dense, expert = (getattr(part, kind) for part in (held.dense, held.expert))
     parts = states(case, dense, expert)
+    copies = _only_momentum(case, parts, getattr(held.blocks, kind) * held.matrices, expert)
     _add_whole(case, parts, held, kind)
     blocks = [getattr(stack, kind) for stack in held.stacks]
-    parts |= flying(case, kind, blocks, kept)
+    begins = 0.0 if held.borders is None else getattr(held.borders, kind)
+    parts |= flying(case, kind, blocks, kept, activations.streams(case, kind == "first", blocks, begins))
     parts[PASSING] = passing(case)
     freed = sum(count * stored(case, each) for count, each in zip(blocks, kept))
-    update(case, parts, freed, 4 * case.shard("optimizer", dense, expert))
+    update(case, parts, freed, 4 * case.shard("optimizer", dense, expert), copies)
     stays = parts[WEIGHTS] + parts[GRADIENTS] + parts[OPTIMIZER]
     parts[FRAGMENTS] = case.constants.fragmentation * (total(parts) - stays) + case.constants.padding * stays
     parts[CONTEXT] = 0.0 if case.device.host else context(case)
@@ -80,6 +84,18 @@ def states(case: Case, dense: Array, expert: Array) -> Parts:
     for name, state, size in ((WEIGHTS, "params", weight), (GRADIENTS, "grads", gradient), (OPTIMIZER, "optimizer", optimizer)):
         parts[name] = size * case.shard(state, dense, expert) * (1.0 if name == WEIGHTS else case.shape.trained)
     return parts
+
+
+def _only_momentum(case: Case, parts: Parts, dense: Array, expert: Array) -> Array:
+    """Takes the second moment of orthogonalised matrices away: of ``dense`` ones and experts on a rank. Returns the bytes of their
+    directions and of the results of a round (``trainer/state/muon.py``)."""
+    if not case.orthogonal:
+        return 0.0
+    owned = case.shard("optimizer", dense, expert) * case.shape.trained
+    moment = case.width if case.wide else (case.trainer.numbers.optimizer_bytes - 4) / 2
+    parts[OPTIMIZER] = parts[OPTIMIZER] - moment * owned
+    size = case.width if case.wide else 2
+    return size * (owned + 4 * np.minimum(owned, ROUND))
 
 
 def _add_whole(case: Case, parts: Parts, held: StageShare, kind: str) -> None:
@@ -139,8 +155,9 @@ def _ends(case: Case, kind: str) -> Array:
     return first + np.where(alone & ~np.asarray(s.tied) | ~alone & (kind == "last"), matrix, 0.0)
 
 
-def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedActivations]) -> Parts:
-    """Activations and logits of the micro-batches, or slices of them, in flight. ``blocks`` and ``kept`` are those of each stack."""
+def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedActivations], passed: Array) -> Parts:
+    """Activations and logits of the micro-batches, or slices of them, in flight. ``blocks`` and ``kept`` are those of each stack, between
+    which streams pass."""
     sliced = HeldSlices.of(case, _rank(case, kind))
     count, alone = np.where(case.slices > 1, sliced.slices, in_flight(case, kind)), case.pipeline == 1
     embedded = sum(activations.embedding(stack) for stack in case.stacks)
@@ -153,8 +170,9 @@ def flying(case: Case, kind: str, blocks: Sequence[Array], kept: Sequence[SavedA
         head, logits = np.where(alone, head, 0.0), np.where(alone | case.trainer.pipeline.spreads_vocabulary, logits, 0.0)
     if case.trainer.pipeline.spreads_vocabulary:
         logits = logits / case.pipeline
-    open_heads = np.where(case.scheduled("gpipe"), count, 1.0)  # elsewhere the last stage's backward follows at once
-    passed, again = activations.streams(case, kind == "first", blocks), kept[0].again
+    waits = case.scheduled("gpipe") | (case.slices > 1)  # elsewhere the last stage's backward follows at once
+    open_heads = np.where(waits, count, 1.0)
+    again = kept[0].again
     if len(kept) > 1:  # when the encoder's blocks run backward, what the decoder's kept is gone
         gone = np.where(np.asarray(blocks[1]) > 0, blocks[1] * stored(case, kept[1]) + passed, 0.0)
         again = np.where(np.asarray(blocks[0]) > 0, np.maximum(again - gone, 0.0), 0.0)
@@ -201,7 +219,8 @@ def in_flight(case: Case, kind: str) -> Array:
 
 def _rank(case: Case, kind: str) -> Array:
     """The pipeline rank of this kind that holds most."""
-    return {"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}[kind]
+    ranks: dict[str, Array] = {"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}
+    return ranks[kind]
 
 
 def passing(case: Case) -> Array:
@@ -211,14 +230,14 @@ def passing(case: Case) -> Array:
     return inner + 3 * activations.lent(case)
 
 
-def update(case: Case, parts: Parts, freed: Array, copies: Array) -> None:
+def update(case: Case, parts: Parts, freed: Array, copies: Array, directions: Array) -> None:
     """Adds the bytes that the end of a step needs beyond backward, whose activations are gone by then: all gradients, where backward
     allocates them while it frees the stored inputs of blocks (``freed`` bytes); ``copies`` of 2-byte gradients in 4 bytes; buckets that are
-    filled only then."""
+    filled only then; ``directions`` of matrices that are orthogonalised."""
     f = case.trainer
     size = np.zeros_like(case.tokens) if f.memory.pooled_buffers else f.memory.bucket_bytes * (case.data > 1)
     late = np.where(f.memory.buckets_at_end & (case.pipeline > 1), size, 0.0)
-    copied = 0.0 if case.wide or case.gradient_bytes >= 4 or case.shape.frozen else copies
+    copied = directions + (0.0 if case.wide or case.gradient_bytes >= 4 or case.shape.frozen else copies)
     whole = parts[GRADIENTS]
     if f.memory.late_gradients:
         parts[GRADIENTS] = np.maximum(whole - freed, 0.0)

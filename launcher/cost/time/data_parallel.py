@@ -14,7 +14,7 @@ from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Array
 from launcher.cost.inputs.stages import StageShare
-from launcher.cost.time import collectives
+from launcher.cost.time import collectives, orthogonal
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def work(case: Case, held: StageShare) -> DataParallelTimes:
     renewed = weights * case.shape.trained  # frozen weights stay as they are
     refresh = sum(renew(case, group, held.blocks.most(), renewed / level) for group, level in ((between, params), (further, grads)))
     updated = case.shard("optimizer", dense, expert) * case.shape.trained
-    return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, updated))
+    return DataParallelTimes(passes * gather, scatter, reduce, refresh, tied_embedding(case, sent), update(case, held, updated))
 
 
 def stored(case: Case, held: StageShare) -> tuple[Array, Array]:
@@ -113,8 +113,9 @@ def _sum(case: Case, group: PlacedGroup, payload: Array) -> Array:
     return collectives.all_reduce(case.device, case.constants, group, payload)
 
 
-def update(case: Case, parameters: Array) -> Array:
+def update(case: Case, held: StageShare, parameters: Array) -> Array:
     """Adam on one rank's shard: gradient, master weight and two moments read, all but the gradient written, weights written; the norm
-    reads the gradient once more."""
+    reads the gradient once more. Orthogonalised matrices have one moment, and their direction is written, read, and comes back."""
     moved = 4 * 4 + 3 * 4 + case.width + 4
-    return parameters * moved / (case.device.bandwidth * case.constants.streaming)
+    seconds: Array = parameters * moved / (case.device.bandwidth * case.constants.streaming)
+    return seconds + orthogonal.update(case, held)

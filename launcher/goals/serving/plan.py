@@ -70,7 +70,7 @@ class ServingPlan:
         }
         return Answer(document, self._shown(document, top))
 
-    def explained(self, row: str, picture: Path) -> Answer:
+    def explained(self, row: str, picture: Path | None) -> Answer:
         one = self.entry(self._chosen(row))
         sizes = sorted(one["memory"].items(), key=lambda item: -item[1])
         views: list[View] = [

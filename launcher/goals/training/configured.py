@@ -29,7 +29,7 @@ def configured(config: Config, planned: Plan) -> dict[str, Any] | None:
         run = settle(config)
     except ConfigError as error:
         return {"name": name_of(config.layout), "layout": to_dict(config.layout), "refused": str(error)}
-    found = predict(run.model, run.layout, run.run, run.cluster, run.trainer, run.tune)
+    found = predict(run.model, run.layout, run.run, run.cluster, run.trainer, run.tune, run.optimizer)
     return {
         "name": name_of(run.layout),
         "layout": to_dict(run.layout),

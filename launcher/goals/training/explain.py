@@ -32,20 +32,23 @@ DRAWN = 160
 """The most computations of a rank that a picture shows: more would be stripes."""
 
 
-def explained(config: Config, planned: Plan, what: str, entry: Callable[[int], dict[str, Any]], heading: str, picture: Path) -> Answer:
-    """Returns the whole prediction of the layout ``what``, and draws its timeline."""
+def explained(
+    config: Config, planned: Plan, what: str, entry: Callable[[int], dict[str, Any]], heading: str, picture: Path | None
+) -> Answer:
+    """Returns the whole prediction of the layout ``what``, and draws its timeline into a file, if one is named."""
     row = chosen(config, planned, what)
     case = dataclasses.replace(planned.case, table=planned.space.table[row : row + 1])
-    draw(case, planned.layout(row), heading, picture)
+    if picture is not None:
+        draw(case, planned.layout(row), heading, picture)
     known, learnt = nearest_runs(planned.case, row), config.cluster.hardware.learnt
     one = entry(row) | {
-        "timeline": str(picture),
+        "timeline": None if picture is None else str(picture),
         "known": [{"distance": run.distance, **run.cells} for run in known],
         "unmeasured": unmeasured(planned.prediction(row).time),
         "learnt_distance": distances_from(learnt["places"], [asked_cells(planned.case, row)])[0].item() if learnt.get("places") else None,
         "off_lines": off_lines(case),
     }
-    said = f"the simulated pipeline (its first micro-batches, if there are many) is drawn in {picture}"
+    said = "" if picture is None else f"the simulated pipeline (its first micro-batches, if there are many) is drawn in {picture}"
     return Answer(one, _shown(config, case, one, planned.prediction(row).why, known), said)
 
 

@@ -63,7 +63,7 @@ class TrainingPlan:
         }
         return Answer(document, self._shown(document, top))
 
-    def explained(self, row: str, picture: Path) -> Answer:
+    def explained(self, row: str, picture: Path | None) -> Answer:
         return explained(self.config, self.planned, row, self._entry, self.heading(), picture)
 
     def measures(self, count: int, overrides: Sequence[str]) -> Answer:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from launcher.config import Config, locate_data, resolve
 from launcher.config.command import command_of
@@ -50,6 +53,13 @@ class TrainingSearch(GoalSearch):
 
     def size(self) -> str:
         return f"{self.layouts:,} layouts, {len(self.problem.candidates):,} of them candidates"
+
+    def most_gpu_hours(self) -> float | None:
+        """Returns the GPU-hours of the slowest ``search.max_trials`` candidates at full size, which trials on fewer nodes do not reach."""
+        config = self.problem.config
+        search, step_s = config.search, np.sort(self.problem.candidates.parts.sum(axis=1))[::-1][: config.search.max_trials]
+        whole = float((step_s * config.run.steps + search.start_s).sum()) * config.cluster.world_size / 3600
+        return min(whole, math.inf if search.max_gpu_hours is None else search.max_gpu_hours)
 
     def line(self, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
         predicted = float(self.problem.predicted(trial)[0].sum())

@@ -11,8 +11,8 @@ DEFECTS = [
     Defect(
         "moments are not restored",
         CHECKPOINTS,
-        "{name: getattr(owned, name)[: piece.numel] for name in STATES}",
-        "{name: getattr(owned, name)[: piece.numel] for name in STATES[:1]}",
+        "{name: state[: piece.numel] for name, state in owned.states.items()}",
+        "{name: state[: piece.numel] for name, state in owned.states.items() if name == 'weight'}",
         RESUME,
     ),
     Defect(

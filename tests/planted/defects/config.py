@@ -47,4 +47,32 @@ DEFECTS = [
         'and device.host and "fp8" not in device.peak_tflops:',
         "tests/config/test_wrong_input.py tests/config/test_hardware_files.py",
     ),
+    Defect(
+        "an example that is wrapped is two commands",
+        "launcher/cli/parser.py",
+        'yield line + "\\\\"',
+        "yield line",
+        "tests/config/test_help.py",
+    ),
+    Defect(
+        "help imports Hydra",
+        "launcher/cli/train.py",
+        '    if {"-h", "--help"} & {*argv}:',
+        '    import hydra  # noqa: F401\n\n    if {"-h", "--help"} & {*argv}:',
+        "tests/config/test_help.py",
+    ),
+    Defect(
+        "an interpolation in a text that is set is resolved",
+        "launcher/config/text_keys.py",
+        'return in_quotes(re.sub(r"(\\\\*)\\$\\{", r"\\1\\1\\\\${", text))',
+        "return in_quotes(text)",
+        "tests/config/test_text_keys.py",
+    ),
+    Defect(
+        "a dot in the name of a label makes it two keys",
+        "launcher/config/compose.py",
+        "    if (named := _entry(key, backend)) is not None:",
+        "    if (named := _entry(key, backend)) is None and key is None:",
+        "tests/config/test_text_keys.py",
+    ),
 ]

@@ -52,8 +52,8 @@ DEFECTS = [
     Defect(
         "the first pipeline rank holds as many micro-batches as the last",
         PEAK,
-        '{"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}[kind]',
-        '{"first": case.pipeline - 1, "middle": 1.0, "last": case.pipeline - 1}[kind]',
+        '{"first": 0.0, "middle": 1.0, "last": case.pipeline - 1}',
+        '{"first": case.pipeline - 1, "middle": 1.0, "last": case.pipeline - 1}',
         "tests/cost/test_memory.py tests/cost/test_trainer_memory.py",
     ),
     Defect(
@@ -90,5 +90,19 @@ DEFECTS = [
         "rows(case) * (unfed + once)",
         "rows(case) * unfed",
         "tests/cost/test_trainer_memory.py",
+    ),
+    Defect(
+        "orthogonalised matrices keep a second moment",
+        PEAK,
+        "parts[OPTIMIZER] = parts[OPTIMIZER] - moment * owned",
+        "parts[OPTIMIZER] = parts[OPTIMIZER] - 0 * moment * owned",
+        "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "every tensor rank sends a matrix whole",
+        "launcher/cost/time/orthogonal.py",
+        "one.sharers * (1 - 1 / pieces(case, one))",
+        "one.sharers * one.parts * (1 - 1 / pieces(case, one))",
+        "tests/trainer/test_muon.py",
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 CACHE, SAMPLING = "trainer/generate/cache.py", "trainer/generate/sampling.py"
+OFFICIAL = "tests/generate/test_openai.py"
 TEXTS = "tests/generate/test_generate.py tests/generate/test_layouts.py"
 
 DEFECTS = [
@@ -63,5 +64,40 @@ DEFECTS = [
         "prompt=self.prompt.keep(rows)",
         "prompt=self.prompt.keep(rows.flip(0))",
         "tests/generate/test_answers.py -k each_alone",
+    ),
+    Defect(
+        "the scores of a prompt are one token late",
+        "trainer/generate/generate.py",
+        "tokens = [*row.made.prompt[1 : row.places], chosen]",
+        "tokens = [*row.made.prompt[: row.places - 1], chosen]",
+        OFFICIAL,
+    ),
+    Defect(
+        "all choices of a prompt are the same draw",
+        "trainer/generate/api.py",
+        "PromptRequest(at * choices + copy, prompt",
+        "PromptRequest(at * choices, prompt",
+        OFFICIAL,
+    ),
+    Defect(
+        "a cut text keeps the tokens of its stop",
+        "trainer/generate/telling.py",
+        "len(self.offsets) if ended and not self.stopped else",
+        "len(self.offsets) if ended or self.stopped else",
+        OFFICIAL,
+    ),
+    Defect(
+        "a chat begins twice",
+        "trainer/generate/api.py",
+        "return [model.words.plain(text)]",
+        "return [model.words.begin + model.words.plain(text)]",
+        "tests/generate/test_openai.py tests/convert/test_text_borders.py",
+    ),
+    Defect(
+        "scored prompts are mixed among the others",
+        "trainer/generate/generate.py",
+        "return sorted(joining, key=lambda row: row.request.scored)",
+        "return joining",
+        TEXTS,
     ),
 ]

@@ -6,6 +6,7 @@ from tests.planted.defect import Defect
 
 BUCKET, OPTIMIZER = "trainer/state/bucket.py", "trainer/state/optimizer.py"
 LAYOUTS = "tests/numerics/test_layouts_agree.py tests/numerics/test_matrix.py"
+MUON = "tests/numerics/test_matrix.py tests/trainer/test_muon.py"
 ORACLE = "tests/numerics/test_plain_oracle.py"
 
 DEFECTS = [
@@ -91,8 +92,8 @@ DEFECTS = [
     Defect(
         "biases and norms decay",
         "trainer/tensor/parallelize.py",
-        "decay=spec.decays,",
-        "decay=True,",
+        "group=spec.group,",
+        "group='matrices',",
         ORACLE,
     ),
     Defect(
@@ -112,8 +113,8 @@ DEFECTS = [
     Defect(
         "the rate never falls to its minimum",
         OPTIMIZER,
-        "config.min_lr + (config.lr - config.min_lr) * 0.5",
-        "config.min_lr + config.lr * 0.5",
+        "config.min_lr + (config.lr - config.min_lr) * LEFT",
+        "config.min_lr + config.lr * LEFT",
         "tests/trainer/test_parts.py",
     ),
     Defect(
@@ -136,5 +137,82 @@ DEFECTS = [
         "_normal_blocks(record.name, seed, rows[0] * row_numel, rows[1] * row_numel, math.prod(record.shape))",
         "_normal_blocks(record.name, seed, 0, (rows[1] - rows[0]) * row_numel, math.prod(record.shape))",
         LAYOUTS,
+    ),
+    Defect(
+        "matrices are put together without the parts of other tensor ranks",
+        "trainer/comm/groups.py",
+        'by_level.group(world.rank, "tensor", *cuts)',
+        "by_level.group(world.rank, *cuts)",
+        MUON,
+    ),
+    Defect(
+        "heads and experts are orthogonalised as one matrix",
+        "trainer/state/muon.py",
+        "orthogonalised(matrices, muon.steps, self.config.eps)",
+        "orthogonalised(matrices.flatten(0, 1)[None], muon.steps, self.config.eps).view_as(matrices)",
+        "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "experts have the update of vectors",
+        "trainer/models/experts.py",
+        'ParameterSpec(Init(std), "matrices", {"expert"',
+        'ParameterSpec(Init(std), "vectors", {"expert"',
+        "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "an owner gets the momentum of another part of a shard",
+        "trainer/state/matrices.py",
+        "pieces[f.piece][f.position : f.position + f.numel]",
+        "pieces[f.piece][: f.numel]",
+        MUON,
+    ),
+    Defect(
+        "parts of a matrix lie in the order of the ranks that sent them",
+        "trainer/state/matrices.py",
+        "sorted(flats, key=lambda pair: pair[0])",
+        "flats[::-1]",
+        MUON,
+    ),
+    Defect(
+        "momentum falls in a step that is skipped",
+        "trainer/state/muon.py",
+        "((1 - muon.momentum) * (1 - skip.double()))",
+        "((1 - muon.momentum) * torch.ones_like(skip).double())",
+        "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "a matrix decays as a vector does",
+        "trainer/state/muon.py",
+        "self.config.weight_decay_of(ORTHOGONALIZED)",
+        "self.config.weight_decay_of('vectors')",
+        "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "vectors decay as matrices do",
+        "trainer/shared/run/schema.py",
+        'return 0.0 if group == "vectors" else self.weight_decay',
+        "return self.weight_decay",
+        "tests/trainer/test_schedules.py",
+    ),
+    Defect(
+        "the rate falls as soon as it has risen",
+        OPTIMIZER,
+        "start = config.warmup_steps + config.stable_steps",
+        "start = config.warmup_steps",
+        "tests/trainer/test_schedules.py",
+    ),
+    Defect(
+        "a group's own rate is not that of its parameters",
+        OPTIMIZER,
+        "lr * self.config.lr_factor(group)",
+        'lr * self.config.lr_factor("vectors")',
+        "tests/trainer/test_schedules.py",
+    ),
+    Defect(
+        "moments of one optimizer are continued by another",
+        "trainer/shared/records/resume.py",
+        'kind = manifest.get("optimizer", "adamw")',
+        "kind = optimizer",
+        "tests/trainer/test_muon.py",
     ),
 ]

@@ -92,4 +92,18 @@ DEFECTS = [
         "state.waiting = [trial for trial in state.waiting if trial not in claimed]",
         LOOP,
     ),
+    Defect(
+        "trials that were measured before are billed again",
+        "launcher/sweep/bill.py",
+        "if point.config and starts(point, store.load(point.trial), settings)]",
+        "if point.config]",
+        "tests/sweep/test_bill.py",
+    ),
+    Defect(
+        "a cost without the attempts that came to nothing",
+        "launcher/trials/spent.py",
+        "return record.world_size * (held_s(record) + lost_s(record)) / 3600",
+        "return record.world_size * held_s(record) / 3600",
+        "tests/sweep/test_bill.py",
+    ),
 ]

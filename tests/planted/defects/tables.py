@@ -70,4 +70,18 @@ DEFECTS = [
         "(order[:count].sum() - count * (count - 1) / 2) / (count * len(negative))",
         "tests/results/test_metrics.py",
     ),
+    Defect(
+        "the interval of a ratio is that of a comparison by overlap",
+        "launcher/results/comparison.py",
+        "error = WIDER * math.hypot(",
+        "error = math.hypot(",
+        "tests/results/test_compare.py",
+    ),
+    Defect(
+        "a trial that failed is hidden from a comparison",
+        "launcher/results/comparison.py",
+        "for record, _, _ in trials if record.id not in ids]",
+        "for record, m, _ in trials if record.id not in ids and m.place]",
+        "tests/results/test_compare.py",
+    ),
 ]

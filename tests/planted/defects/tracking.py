@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 MIRROR = "launcher/tracking/mirror.py"
+LOGGED = "tests/tracking/test_loggers.py"
 
 DEFECTS = [
     Defect(
@@ -23,7 +24,7 @@ DEFECTS = [
     ),
     Defect(
         "variables of the ranks are parameters of a run",
-        "launcher/tracking/names.py",
+        "launcher/results/rows.py",
         'HIDDEN = ("tracking.", "cluster.env.", "cluster.hardware.calibration.")',
         'HIDDEN = ("tracking.", "cluster.hardware.calibration.")',
         "tests/tracking/test_parameters.py",
@@ -34,5 +35,26 @@ DEFECTS = [
         'Status.FAILED: "FAILED",',
         'Status.FAILED: "FINISHED",',
         "tests/tracking/test_parameters.py",
+    ),
+    Defect(
+        "event files keep no word of steps that were run again",
+        "launcher/tracking/loggers/tensorboard.py",
+        'if line["step"] <= run.step:',
+        'if line["step"] < 0:',
+        LOGGED,
+    ),
+    Defect(
+        "steps that come after a look are logged from the start again",
+        "launcher/tracking/loggers/tensorboard.py",
+        "        run.offset = tail.offset\n",
+        "        run.offset = 0\n",
+        LOGGED,
+    ),
+    Defect(
+        "exported trials show where they are tracked",
+        "launcher/results/rows.py",
+        'HIDDEN = ("tracking.", ',
+        "HIDDEN = (",
+        LOGGED,
     ),
 ]

@@ -17,8 +17,8 @@ DEFECTS = [
     Defect(
         "gradients of the replicated factor are not summed",
         "trainer/models/tuned.py",
-        'ParameterSpec(Init(std), True, {"tensor": a})',
-        'ParameterSpec(Init(std), True, {"tensor": a} if plain.cuts_inputs else {})',
+        'ParameterSpec(Init(std), "matrices", {"tensor": a})',
+        'ParameterSpec(Init(std), "matrices", {"tensor": a} if plain.cuts_inputs else {})',
         LAYOUTS,
     ),
     Defect(

@@ -1,13 +1,16 @@
-"""DeepSeek-V2: DeepSeek-AI 2024 (arXiv 2405.04434). Read for planning: weights are neither read nor written here yet."""
+"""DeepSeek-V2: DeepSeek-AI 2024 (arXiv 2405.04434)."""
 
 from __future__ import annotations
 
-from trainer.shared.families.family import ConfigKey, Family, HubFormat
+import dataclasses
+
+from trainer.shared.families.family import LLAMA, MIXTURE, SHARED_EXPERTS, ConfigKey, Family
 from trainer.shared.families.parts import GROUPS, LATENT, ROPE, ROUTING, SHARED
 
 FAMILY = Family(
     name="deepseek_v2",
-    hub=HubFormat(
+    hub=dataclasses.replace(
+        LLAMA,
         model_type="deepseek_v2",
         architecture="DeepseekV2ForCausalLM",
         keys=(
@@ -31,7 +34,18 @@ FAMILY = Family(
             ConfigKey("experts.scale", "routed_scaling_factor", default=1.0),
         ),
         parts=(ROPE, LATENT, SHARED, ROUTING, GROUPS),
-        expected={"moe_layer_freq": 1, "attention_bias": False, "mlp_bias": False},
+        expected={"moe_layer_freq": 1, "attention_bias": False, "mlp_bias": False, "norm_topk_prob": False},
+        block={
+            **{ours: theirs for ours, theirs in LLAMA.block.items() if ours != "attention.qkv"},
+            "attention.query": "self_attn.q_proj",
+            "attention.query.compress": "self_attn.q_a_proj",
+            "attention.query.norm": "self_attn.q_a_layernorm",
+            "attention.query.expand": "self_attn.q_b_proj",
+            "attention.latent.compress": "self_attn.kv_a_proj_with_mqa",
+            "attention.latent.norm": "self_attn.kv_a_layernorm",
+            "attention.latent.expand": "self_attn.kv_b_proj",
+        },
+        mixture=MIXTURE | SHARED_EXPERTS,
         absent={"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "q_lora_rank": 1536, "topk_method": "greedy"},
     ),
 )

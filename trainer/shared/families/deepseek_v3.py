@@ -1,5 +1,4 @@
-"""DeepSeek-V3: DeepSeek-AI 2024 (arXiv 2412.19437); Kimi K2 has its form. Read for planning: weights are neither read nor written here
-yet.
+"""DeepSeek-V3: DeepSeek-AI 2024 (arXiv 2412.19437); Kimi K2 has its form. Modules that predict further tokens are planned alone.
 
 The correction of the experts' choice is not among the parameters that are counted: it has no gradient.
 """
@@ -19,7 +18,13 @@ FAMILY = Family(
         model_type="deepseek_v3",
         architecture="DeepseekV3ForCausalLM",
         further_types=("kimi_k2",),
+        expected={name: value for name, value in BEFORE.expected.items() if name != "norm_topk_prob"},
         absent={**BEFORE.absent, "scoring_func": "sigmoid", "norm_topk_prob": True, "topk_method": "noaux_tc"},
-        keys=(*BEFORE.keys, ConfigKey("predicted_tokens", "num_nextn_predict_layers", older="num_mtp_layers", default=0)),
+        correction="mlp.gate.e_score_correction_bias",
+        keys=(
+            *BEFORE.keys,
+            ConfigKey("latent.interleaved", "rope_interleave", default=True),
+            ConfigKey("predicted_tokens", "num_nextn_predict_layers", older="num_mtp_layers", default=0),
+        ),
     ),
 )

@@ -29,9 +29,15 @@ class GgufFormat:
     arranged: Mapping[str, str] = field(default_factory=dict)  # differences from the hub's tensors, by the end of their name there
     partial: bool = False  # a part of each head may turn
 
+    @property
+    def mixes(self) -> bool:
+        """Returns whether its networks are mixtures of experts: llama.cpp has an architecture that Llama shares with Mixtral."""
+        return "experts.count" in self.fields
+
 
 PAIRS = {f"{one}_proj.{part}": f"pairs of {kind}" for one, kind in (("q", "queries"), ("k", "keys")) for part in ("weight", "bias")}
 """The order in which a file of Llama's architecture holds rows of queries and keys."""
+EXPERTS = {"experts.count": GgufField("expert_count"), "experts.active": GgufField("expert_used_count")}
 WINDOW = GgufField("attention.sliding_window")
 INVERSE = GgufField("logit_scale", inverse, lambda scale: float(inverse(scale)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from trainer.shared.families.family import LLAMA, ConfigKey, Family, llama_keys
+from trainer.shared.families.gguf import EXPERTS, PAIRS, GgufFormat
 from trainer.shared.families.parts import ROPE, ROUTING, WINDOW
 
 FAMILY = Family(
@@ -26,4 +27,5 @@ FAMILY = Family(
             "mlp.down": "block_sparse_moe.experts.{}.w2",
         },
     ),
+    gguf=GgufFormat(architecture="llama", fields=EXPERTS, arranged=PAIRS),
 )

@@ -209,7 +209,9 @@ def read_groups(config: Config, given: Config) -> dict[str, Any]:
 
 def write_groups(model: Config) -> dict[str, Any]:
     """Inverts ``read_groups``."""
-    return {"n_group": model["experts.groups"], "topk_group": model["experts.active_groups"]}
+    limited = "greedy" if model["experts.groups"] == 1 else "group_limited_greedy"
+    method = {"topk_method": limited if model["experts.correction"] is None else "noaux_tc"}
+    return method | {"n_group": model["experts.groups"], "topk_group": model["experts.active_groups"]}
 
 
 GROUPS = ConfigPart(("n_group", "topk_group", "topk_method"), read_groups, write_groups)
@@ -243,17 +245,40 @@ def read_latent(config: Config, given: Config) -> dict[str, Any]:
     """Reads the latents of attention (DeepSeek-AI 2024, arXiv 2405.04434): scores are scaled by the whole width of a query, and under YaRN
     by the square of its factor of magnitudes."""
     width = whole(config, "qk_nope_head_dim") + whole(config, "qk_rope_head_dim")
-    if not width:
-        raise NotUnderstood("qk_nope_head_dim=0")
+    for name in ("qk_nope_head_dim", "kv_lora_rank"):
+        if not whole(config, name, 1):
+            raise NotUnderstood(f"{name}=0")
+    if (groups := config.get("num_key_value_heads")) not in (None, given["heads"]):
+        raise NotUnderstood(f"num_key_value_heads={groups!r} beside num_attention_heads={given['heads']}")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factor, scale = rope.get("factor") or 1.0, rope.get("mscale_all_dim") or 0.0
     magnitude = 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
     return {"latent.query_rank": whole(config, "q_lora_rank"), "attention_scale": magnitude**2 / math.sqrt(width)}
 
 
+def write_latent(model: Config) -> dict[str, Any]:
+    """Inverts ``read_latent``. The two scales of YaRN stand in place of the factor that ``write_rope`` writes."""
+    width = model["head_width"] + model["latent.rotary"]
+    written = {"q_lora_rank": model["latent.query_rank"] or None, "num_key_value_heads": model["heads"]}
+    written |= {"qk_head_dim": width, "head_dim": model["latent.rotary"]}
+    magnitude = math.sqrt(model["attention_scale"] * math.sqrt(width))
+    if model["rope.kind"] != "yarn" or model["rope.factor"] == 1 or math.isclose(magnitude, 1):
+        return written
+    every = model["rope.magnitude"] or 0.1 * math.log(model["rope.factor"]) + 1
+    scales = {name: _scale(of, model["rope.factor"]) for name, of in (("mscale", every * magnitude), ("mscale_all_dim", magnitude))}
+    forms = {name: {**form, **scales} for name, form in write_rope(model).items() if isinstance(form, dict)}
+    return written | {name: {key: form[key] for key in form if key != "attention_factor"} for name, form in forms.items()}
+
+
+def _scale(magnitude: float, factor: float) -> float:
+    """Returns the scale that gives a magnitude of YaRN, to 12 digits, so that one of few digits in a file is restored."""
+    return float(f"{(magnitude - 1) / (0.1 * math.log(factor)):.12g}")
+
+
 LATENT = ConfigPart(
     ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "head_dim", "num_key_value_heads", "rope_interleave"),
     read_latent,
+    write_latent,
 )
 """The part without the values that are single keys of the model: ``latent.kv_rank``, ``latent.rotary``, ``latent.value`` and
 ``head_width``."""

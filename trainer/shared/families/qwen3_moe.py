@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from trainer.shared.families.family import LLAMA, MIXTURE, QUERY_KEY_NORMS, ConfigKey, Family, llama_keys
+from trainer.shared.families.gguf import EXPERTS, GgufField, GgufFormat
 from trainer.shared.families.parts import ATTENTION_BIAS, MLP_BLOCKS, ROPE, ROUTING, WINDOW
 
 FAMILY = Family(
@@ -27,4 +28,5 @@ FAMILY = Family(
         block={**LLAMA.block, **QUERY_KEY_NORMS},
         mixture=MIXTURE,
     ),
+    gguf=GgufFormat(architecture="qwen3moe", fields={**EXPERTS, "experts.ffn": GgufField("expert_feed_forward_length")}),
 )

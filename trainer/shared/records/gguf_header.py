@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.rope_factors import shortest, stretching
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.read import from_dict
+from trainer.shared.run.read import from_dict, nested
 from trainer.shared.run.rules import check_model, resolve_model
 from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
@@ -68,10 +68,12 @@ def model_in(header: Header, source: Path) -> ResolvedModelConfig:
     """Returns the model that a header describes. Raises ``ConfigError`` if that is not trained here."""
     fields, tensors, factors = header
     architecture = fields.get("general.architecture")
-    families = {family.gguf.architecture: family for family in reversed(FAMILIES.values()) if family.gguf}  # of several, the first
-    family = families.get(str(architecture))
+    families = {(form.architecture, form.mixes): one for one in reversed(FAMILIES.values()) if (form := one.gguf)}  # of several, the first
+    mixes = bool(fields.get(f"{architecture}.expert_count"))
+    family = families.get((str(architecture), mixes))
     if family is None or family.gguf is None:
-        raise ConfigError(f"{source}: general.architecture={architecture!r} cannot be imported; use {', '.join(families)}")
+        known_there = ", ".join(f"{name} with experts" if mixing else name for name, mixing in families)
+        raise ConfigError(f"{source}: general.architecture={architecture!r}{' with experts' * mixes} cannot be imported; use {known_there}")
     lengths = {ours: _length(fields, f"{architecture}.{theirs}", source) for ours, theirs in LENGTHS.items() if ours != "kv_heads"}
     lengths["kv_heads"] = _length(fields, f"{architecture}.{LENGTHS['kv_heads']}", source, lengths["heads"])
     if (width := fields.get(f"{architecture}.attention.key_length")) and width * lengths["heads"] != lengths["hidden"]:
@@ -103,7 +105,7 @@ def model_in(header: Header, source: Path) -> ResolvedModelConfig:
     implied = family.gguf.implied({"head_width": width} | facts | lengths)
     facts["rope"] |= {key.removeprefix("rope."): value for key, value in implied.items() if key.startswith("rope.")}
     facts |= {key: value for key, value in implied.items() if not key.startswith("rope.")}
-    model = from_dict(ModelConfig, facts | lengths, "model.")
+    model = from_dict(ModelConfig, nested(facts | lengths), "model.")
     check_model(model)
     return resolve_model(model)
 

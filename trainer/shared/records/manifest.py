@@ -2,6 +2,7 @@
 
 format, step, attempt     of this file; completed steps; the attempt that saved them
 model                     its shape
+optimizer                 the kind whose moments it holds; older ones have none: adamw
 data                      seed and name of the training data, the global batch, the length of a row; null for an imported model
 tune                      method, base and its identity, where it holds only the tuned parameters (``trainer.checkpoint.tuned``)
 extra                     samples (consumed), updates (of the optimizer), loss scale
@@ -22,7 +23,7 @@ from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict, from_record
 from trainer.shared.run.rules import FIRST_KEYS
-from trainer.shared.run.schema import ModelConfig, TuneConfig
+from trainer.shared.run.schema import OPTIMIZERS, ModelConfig, TuneConfig
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -91,6 +92,9 @@ def _check(manifest: dict[str, Any]) -> None:
     for name in ("step", "attempt"):
         _value(manifest, name, int)
     _check_model(_value(manifest, "model", dict))
+    kind = _value({"optimizer": OPTIMIZERS[0]} | manifest, "optimizer", str)
+    if kind not in OPTIMIZERS:
+        raise _Flaw(f"optimizer is {kind!r:.40}")
     if manifest.get("tune") is not None:
         _check_tune(_value(manifest, "tune", dict))
     data = _value(manifest, "data", dict, type(None))

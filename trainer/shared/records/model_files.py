@@ -15,7 +15,7 @@ from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.artifacts import GGUF, GGUF_FILE, ArtifactKind, checkpoint_facts, find_artifact
 from trainer.shared.records.gguf_header import model_in, read_header
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.read import flatten, from_dict
+from trainer.shared.run.read import flatten, from_dict, nested
 from trainer.shared.run.rules import check_model, resolve_model
 from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
 
@@ -24,7 +24,7 @@ COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddin
 TOWERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "speech_config")
 """Keys in the config.json of a model that sees or hears."""
 UNWRITTEN = (
-    *("family", "dropout", "init_std", "attention", "decoder_seq"),
+    *("family", "dropout", "init_std", "zero_init", "attention", "decoder_seq"),
     *(f"experts.{name}" for name in ("imbalance", "forced", "balance_loss", "z_loss", "correction")),
 )
 """Keys that change neither the shape of a model nor its results, or only its training."""
@@ -215,15 +215,6 @@ def _part(config: Mapping[str, Any], part: ConfigPart, given: Mapping[str, Any])
         return part.read(config, given)
     except NotUnderstood as error:
         raise ConfigError(f"{error} of config.json cannot be read: nothing here understands it") from None
-
-
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns ``{"rope.kind": 1}`` into ``{"rope": {"kind": 1}}``."""
-    found: dict[str, Any] = {}
-    for name, value in flat.items():
-        section, _, key = name.rpartition(".")
-        (found.setdefault(section, {}) if section else found)[key] = value
-    return found
 
 
 def _check_understood(config: Mapping[str, Any], family: Family) -> None:

@@ -116,11 +116,17 @@ def check_continues(
     tune: Mapping[str, Any] | None,
     data: DataOrder,
     new_data: bool,
+    optimizer: str,
 ) -> None:
     """Raises ``ConfigError`` unless a run of a resolved ``model``, tuned as ``tune`` says, continues a checkpoint. Other data is refused
-    unless ``new_data`` allows it."""
+    unless ``new_data`` allows it, and moments of another kind of ``optimizer``."""
     check_model_of(found.path, manifest["model"], model, REMEDY)
     check_section(found, manifest.get("tune"), tune)
+    kind = manifest.get("optimizer", "adamw")
+    if manifest["data"] is not None and kind != optimizer:
+        raise ConfigError(
+            f"checkpoint {found.path} has the moments of optimizer.kind={kind}, and it is {optimizer} now; restore that, or {REMEDY}"
+        )
     saved = manifest["data"] and {"seq": manifest["model"]["seq"]} | manifest["data"]
     if (other := data.differs(saved)) and not new_data:
         key = {"seed": "run.seed", "corpus": "the checksum of data.path", "seq": "model.seq"}[other[0]]
@@ -164,6 +170,6 @@ def check_resume(config: TrainConfig, corpus: str | None) -> None:
     model, data = resolve_model(config.model), DataOrder(run.seed, corpus, run.global_batch, config.model.seq)
 
     def check(found: FoundCheckpoint) -> None:
-        check_continues(found, read_manifest(found), model, tune, data, settings.new_data)
+        check_continues(found, read_manifest(found), model, tune, data, settings.new_data, config.optimizer.kind)
 
     first_whole(candidates, check, lambda damage: None)

@@ -1,5 +1,5 @@
-"""The command lines of ``trireme generate`` and ``serve``, and their requests and those of ``evaluate --tasks`` as data. The launcher hands
-that to the ranks of a job; the trainer's own programs read it in one process."""
+"""The command lines of ``trireme generate``, ``serve`` and ``convert``, and requests, those of ``evaluate --tasks`` too, as data. The
+launcher hands that to the ranks of a job; the trainer's own programs read it in one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GenerateCommand(GenerateSettings, ReadWeights):
 
 @dataclass
 class ServeCommand(ReadWeights):
-    """Completions over HTTP in the form of OpenAI's /v1/completions."""
+    """Completions and chat over HTTP in the form of OpenAI's interface."""
 
     host: str = key("127.0.0.1", "address to serve on; any but this machine's own needs a token")
     port: int = key(8000, "0 = any that is free")
@@ -58,17 +58,39 @@ class ScoreCommand(EvaluateSettings, ReadWeights):
 FILES = ("model", "tokenizer", "prompts_file", "token_file", "tasks_folder")
 """Fields whose values are paths."""
 Command = TypeVar("Command", bound=ReadWeights)
+ParserClass = type[argparse.ArgumentParser]
 
 
-def generate_parser() -> argparse.ArgumentParser:
-    made = _parser("trireme generate", GenerateCommand)
+def generate_parser(form: ParserClass = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    made = _parser(form, "trireme generate", GenerateCommand)
     made.add_argument("--out", type=Path, metavar="FOLDER", help=f"also write {COMPLETIONS} there")
     made.add_argument("--json", action="store_true", help="one JSON document, with tokens and log-probabilities")
     return made
 
 
-def serve_parser() -> argparse.ArgumentParser:
-    return _parser("trireme serve", ServeCommand)
+def serve_parser(form: ParserClass = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    return _parser(form, "trireme serve", ServeCommand)
+
+
+def convert_parser(form: ParserClass = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    made = form(prog="trireme convert", description="Weights as a Hugging Face folder or a GGUF file, out of and into a run.")
+    directions = made.add_subparsers(dest="direction", required=True)
+    out = directions.add_parser("export", help="a checkpoint to a Hugging Face folder, or to one GGUF file")
+    out.add_argument("source", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a folder of them (the newest is taken)")
+    out.add_argument("target", type=Path, metavar="FOLDER|FILE.gguf", help="what does not exist yet; its ending says the form")
+    out.add_argument("--dtype", help="type of the weights: float32 (default), bfloat16, float16; GGUF: float16 (default), q8_0")
+    out.add_argument("--tokenizer", type=Path, help="tokenizer.json, or a prepared corpus (default: next to the checkpoint)")
+    out.add_argument("--adapter", action="store_true", help="only what LoRA added, as a folder that peft reads; without it, it is merged")
+    into = directions.add_parser("import", help="a Hugging Face folder or a GGUF file to the checkpoint of step 0")
+    into.add_argument(
+        "source",
+        type=Path,
+        metavar="FOLDER|FILE.gguf",
+        help="weights: a Hugging Face folder, a distributed checkpoint with a config.json, or a GGUF file",
+    )
+    into.add_argument("target", type=Path, metavar="CHECKPOINTS", help="the run.checkpoint.dir of the run that starts from it")
+    into.add_argument("--base", type=Path, help="the source is a folder of peft with LoRA for this checkpoint; what it adds is imported")
+    return made
 
 
 def asked(kind: type[Command], arguments: argparse.Namespace) -> Command:
@@ -111,8 +133,8 @@ def write_completions(folder: Path, completions: list[dict[str, Any]]) -> None:
         raise ConfigError(f"--out={folder} cannot be written: {error.strerror}; choose another folder") from None
 
 
-def _parser(prog: str, kind: type[ReadWeights]) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog=prog, description=kind.__doc__)
+def _parser(form: ParserClass, prog: str, kind: type[ReadWeights]) -> argparse.ArgumentParser:
+    made = form(prog=prog, description=kind.__doc__)
     for option in fields(kind):
         _add_option(made, option)
     made.add_argument(

@@ -19,6 +19,22 @@ def attention_weights(hidden: Any, query_width: Any, kv_width: Any) -> Any:
     return hidden * (2 * query_width + 2 * kv_width)
 
 
+def latent_weights(hidden: Any, query_width: Any, value_width: Any, turning: Any, query_rank: Any, kv_rank: Any, rotary: Any) -> Any:
+    """Returns the same of latent attention, where all heads together have ``query_width`` numbers of a query without position, ``turning``
+    ones with it, and ``value_width`` of values; ``query_rank`` 0: queries are made from the hidden state."""
+    queries = (query_width + turning) * ((query_rank == 0) * hidden + query_rank) + query_rank * hidden
+    return queries + hidden * (kv_rank + rotary) + kv_rank * (query_width + value_width) + value_width * hidden
+
+
+def attention_weights_of(model: ResolvedModelConfig) -> int:
+    """Returns the elements of the matrices of one attention of a model."""
+    latent = model.latent
+    if not latent.kv_rank:
+        return int(attention_weights(model.hidden, model.query_width, model.kv_width))
+    widths = model.query_width, model.value_width, model.heads * latent.rotary
+    return int(latent_weights(model.hidden, *widths, latent.query_rank, latent.kv_rank, latent.rotary))
+
+
 def mlp_weights(hidden: Any, ffn: Any, gated: bool) -> Any:
     """Returns the elements of the MLP's two matrices, or three with a gate."""
     return (3 if gated else 2) * hidden * ffn
@@ -66,7 +82,8 @@ def core_flops(model: ResolvedModelConfig, block: int) -> float:
     """Returns the forward FLOPs of the attention core of one block on one sequence; of a decoder that sees an encoder, of both cores."""
     if model.writes(block):
         return float(4 * model.decoder_seq * (model.decoder_seq + model.seq) * model.query_width)
-    return float(attention_core_flops(model.seq, model.query_width) * seen_keys(model.seq, model.window_of(block)) / model.seq)
+    width = (model.query_width + model.heads * model.latent.rotary * bool(model.latent.kv_rank) + model.value_width) / 2  # of both products
+    return float(attention_core_flops(model.seq, width) * seen_keys(model.seq, model.window_of(block)) / model.seq)
 
 
 def block_flops(model: ResolvedModelConfig, block: int) -> float:
@@ -84,7 +101,7 @@ def block_flops(model: ResolvedModelConfig, block: int) -> float:
 def _block_weights(model: ResolvedModelConfig, block: int) -> int:
     """Returns the elements of the matrices that a token visits in a block of an encoder or a decoder alone."""
     inner = mixture_weights(model) if model.mixes(block) else mlp_weights(model.hidden, model.ffn, model.gated)
-    return int(attention_weights(model.hidden, model.query_width, model.kv_width) + inner)
+    return int(attention_weights_of(model) + inner)
 
 
 def head_flops(model: ResolvedModelConfig) -> float:

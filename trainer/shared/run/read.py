@@ -91,6 +91,15 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turns ``{"rope.kind": 1}`` into ``{"rope": {"kind": 1}}``."""
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, _, key = name.rpartition(".")
+        (found.setdefault(section, {}) if section else found)[key] = value
+    return found
+
+
 def load(path: str | Path) -> TrainConfig:
     """Reads one resolved run, as written by the launcher or by hand. Raises ``ConfigError`` if it cannot be read."""
     data = read_yaml(path)

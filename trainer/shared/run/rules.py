@@ -15,13 +15,16 @@ from typing import Any, TypeVar
 from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
-from trainer.shared.run.read import from_record
+from trainer.shared.run.read import flatten, from_record, to_dict
 from trainer.shared.run.schema import (
     GATED,
     ExpertsConfig,
+    GroupConfig,
+    GroupsConfig,
     LatentConfig,
     LayoutConfig,
     ModelConfig,
+    MuonConfig,
     ResolvedLayoutConfig,
     ResolvedModelConfig,
     ResolvedOptimizerConfig,
@@ -50,13 +53,7 @@ def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
     model = resolve_model(config.model)
     _check_split(model, config.layout)  # the model's limits on any cluster are reported before those of this cluster
     layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
-    optimizer = _with(
-        ResolvedOptimizerConfig,
-        config.optimizer,
-        min_lr=config.optimizer.lr / 10 if config.optimizer.min_lr is None else config.optimizer.min_lr,
-        decay_steps=config.run.steps if config.optimizer.decay_steps is None else config.optimizer.decay_steps,
-    )
-    resolved = _with(ResolvedTrainConfig, config, model=model, layout=layout, optimizer=optimizer)
+    resolved = _with(ResolvedTrainConfig, config, model=model, layout=layout, optimizer=_resolve_optimizer(config))
     check(resolved, world_size)
     return resolved
 
@@ -66,12 +63,30 @@ def _with(cls: type[T], config: Any, **derived: Any) -> T:
     return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | derived)
 
 
+def _resolve_optimizer(config: TrainConfig) -> ResolvedOptimizerConfig:
+    given = config.optimizer
+    optimizer = _with(
+        ResolvedOptimizerConfig,
+        given,
+        min_lr=given.lr / 10 if given.min_lr is None else given.min_lr,
+        decay_steps=config.run.steps if given.decay_steps is None else given.decay_steps,
+    )
+    groups = {}
+    for f in dataclasses.fields(GroupsConfig):
+        group: GroupConfig = getattr(given.groups, f.name)
+        lr = None if group.lr == given.lr else group.lr
+        groups[f.name] = GroupConfig(lr, None if group.weight_decay == optimizer.usual_decay(f.name) else group.weight_decay)
+    optimizer.groups = GroupsConfig(**groups)
+    return optimizer
+
+
 def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
     """Fills in the family's defaults. An MLP with a gate has 8/3 hidden rounded up to 64, any other 4 hidden."""
     family = FAMILIES[model.family]
     chosen = {name: family.default(name) if (given := getattr(model, name)) is None else given for name in BASE}
     gated = chosen["activation"] in GATED
     head = model.head_width or max(1, model.hidden // model.heads)
+    further = model.latent.rotary if model.latent.kv_rank else 0
     ffn = model.ffn or (64 * math.ceil(8 * model.hidden / 3 / 64) if gated else 4 * model.hidden)
     return _with(
         ResolvedModelConfig,
@@ -81,7 +96,7 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
         ffn=ffn,
         init_std=family.init_scale / math.sqrt(model.hidden) if model.init_std is None else model.init_std,
         head_width=head,
-        attention_scale=model.attention_scale or family.attention_scale or 1 / math.sqrt(head),
+        attention_scale=model.attention_scale or family.attention_scale or 1 / math.sqrt(head + further),
         encoder_layers=(model.layers // 2 if family.encoder_decoder else 0) if model.encoder_layers is None else model.encoder_layers,
         decoder_seq=model.decoder_seq or (written_tokens(model.seq) if family.encoder_decoder else 0),
     )
@@ -114,6 +129,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
         raise ConfigError(f"{name} can be planned but not trained here yet; use trainer=NAME of another trainer, or leave it out")
     _check_own_experts(config)
     _check_own_stacks(config)
+    _check_own_latents(config)
     _check_split(config.model, config.layout)
     _check_context(config)
     _check_world(config.layout, world_size)
@@ -124,22 +140,35 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     _check_sharding(config.layout)
     check_tracking_uri(config.tracking.uri)
     _check_validation(config)
+    _check_optimizer(config.optimizer)
     _check_moments(config)
     _check_eight_bits(config)
     _check_async_tensor(config)
     _check_packing(config)
     check_tune(config.tune, config.model)
     check_tasks(config)
-    for name, usual in (("deterministic", False), ("async_tensor", False), ("context_exchange", "all_gather")):
-        if config.command is not None and (value := getattr(config.run, name)) != usual:
-            shown = str(value).lower()
-            raise ConfigError(f"run.{name}={shown} is for our own trainer; leave it out for trainer={config.command.trainer}")
+    if config.command is not None:
+        _check_own_keys(config, config.command.trainer)
     if config.run.warmup_steps >= config.run.steps:
         most = config.run.steps - 1
         raise ConfigError(
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
             f"use {f'{most} or less' if most else most}, or more steps"
         )
+
+
+OWN_KEYS = (
+    *("run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init"),
+    *("optimizer.kind", "optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups.", "optimizer.muon."),
+)
+"""Beginnings of keys that our own trainer alone knows."""
+
+
+def _check_own_keys(config: ResolvedTrainConfig, trainer: str) -> None:
+    usual = flatten(TrainConfig())
+    for name, value in flatten(config).items():
+        if name.startswith(OWN_KEYS) and value != usual[name]:
+            raise ConfigError(f"{name}={str(value).lower()} is for our own trainer; leave it out for trainer={trainer}")
 
 
 def check_tracking_uri(uri: str | None) -> None:
@@ -223,6 +252,30 @@ def _check_own_experts(config: ResolvedTrainConfig) -> None:
         )
 
 
+def _check_own_latents(config: ResolvedTrainConfig) -> None:
+    """Checks what our own trainer does where queries, keys and values are made from latents."""
+    model, tune, rank = config.model, config.tune, config.model.latent.kv_rank
+    if config.command is not None or not rank:
+        return
+    unlike = {
+        f"model.kv_heads={model.kv_heads}": model.kv_heads != model.heads,
+        f"model.qk_norm={model.qk_norm}": model.qk_norm != "none",
+        f"model.biases={model.biases}": "qkv" in model.biases,
+    }
+    if name := next((name for name, there in unlike.items() if there), None):
+        raise ConfigError(
+            f"{name} does not go with model.latent.kv_rank={rank}: keys and values of all heads are made from one latent, which "
+            "alone has a norm, and no bias; leave it out"
+        )
+    among = tune.method == "lora" and "qkv" in tune.targets
+    if among or tune.method == "ia3":
+        named = f"tune.targets={tune.targets}" if among else f"tune.method={tune.method}"
+        raise ConfigError(
+            f"{named} adds to the one matrix of queries, keys and values, and model.latent.kv_rank={rank} has several; use "
+            "tune.targets=[output] with lora, or another method"
+        )
+
+
 def _check_world(layout: LayoutConfig, world_size: int) -> None:
     needed = world_size_of(layout)
     if needed > world_size:
@@ -258,6 +311,9 @@ def check_model(given: ModelConfig) -> None:
         )
     if "head" in model.biases and model.tied:
         raise ConfigError("model.biases has a bias of the head, which model.tied=true shares with the embedding; leave one of them out")
+    if "head" in model.zero_init and model.tied:
+        raise ConfigError("model.zero_init has the head, which model.tied=true shares with the embedding; leave one of them out")
+    _check_latent(model)
     _check_experts(model)
     _check_stacks(given, model)
 
@@ -333,13 +389,19 @@ def _check_own_stacks(config: ResolvedTrainConfig) -> None:
         )
 
 
+def _check_latent(model: ResolvedModelConfig) -> None:
+    if model.latent.kv_rank and model.positions == "rotary" and not model.latent.rotary:
+        raise ConfigError("model.latent.rotary=0 leaves no number for model.positions=rotary; set one of them, as model.latent.rotary=64")
+
+
 def _check_rope(model: ResolvedModelConfig) -> None:
-    rope, width = model.rope, model.rope.share * model.head_width
+    rope, width = model.rope, model.turning
     if rope.share > 1:
         raise ConfigError(f"model.rope.share={rope.share:g} is more than a head has; use a value from above 0 to 1")
     if not width.is_integer() or width % 2:
+        name = "model.latent.rotary" if model.latent.kv_rank else "model.head_width"
         raise ConfigError(
-            f"model.head_width={model.head_width} x model.rope.share={rope.share:g} is {width:g} dimensions, which turn in pairs; "
+            f"{name}={width / rope.share:g} x model.rope.share={rope.share:g} is {width:g} dimensions, which turn in pairs; "
             "change one of them (model.head_width is model.hidden / model.heads unless it is given)"
         )
     if rope.kind in ("yarn", "llama3", "longrope") and rope.original is None:
@@ -391,7 +453,6 @@ def untrained(model: ResolvedModelConfig) -> str | None:
     mixes = model.experts.count > 0
     first = {
         f"model.biases={model.biases} with model.experts.count={model.experts.count}": mixes and {"up", "down"}.intersection(model.biases),
-        f"model.latent.kv_rank={model.latent.kv_rank}": model.latent.kv_rank,
         f"model.predicted_tokens={model.predicted_tokens}": model.predicted_tokens,
         f"model.family={model.family} (attention sinks)": FAMILIES[model.family].attention_sinks,
         f"model.family={model.family} (further positions)": FAMILIES[model.family].further_positions,
@@ -553,18 +614,42 @@ def _check_packing(config: TrainConfig) -> None:
         )
 
 
-def _check_moments(config: TrainConfig) -> None:
+def _check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
+    for name, value in to_dict(MuonConfig()).items() if optimizer.kind != "muon" else ():
+        if (given := getattr(optimizer.muon, name)) != value:
+            raise ConfigError(
+                f"optimizer.muon.{name}={str(given).lower()} is for optimizer.kind=muon, not {optimizer.kind}; leave one of them out"
+            )
+    if optimizer.muon.momentum >= 1:
+        raise ConfigError(
+            f"optimizer.muon.momentum={optimizer.muon.momentum:g} never learns from a gradient; use a value from 0 to below 1"
+        )
+    start = optimizer.warmup_steps + optimizer.stable_steps
+    if optimizer.stable_steps and start > optimizer.decay_steps:
+        raise ConfigError(
+            f"optimizer.warmup_steps={optimizer.warmup_steps} and optimizer.stable_steps={optimizer.stable_steps} end after "
+            f"optimizer.decay_steps={optimizer.decay_steps}, by which the rate has fallen; lower one of them, or raise that"
+        )
+    for f in dataclasses.fields(GroupsConfig):
+        own = getattr(optimizer.groups, f.name).lr
+        if own is not None and optimizer.lr == 0:
+            raise ConfigError(f"optimizer.groups.{f.name}.lr={own:g} has the schedule of optimizer.lr=0, which has none; set optimizer.lr")
+
+
+def _check_moments(config: ResolvedTrainConfig) -> None:
     """Checks the format of moments: bf16 has 8 significant bits, so an average that moves by less than a part in 256 would stand still."""
     run, optimizer = config.run, config.optimizer
     if run.moments == "fp32":
         return
     if run.precision not in ("bf16", "fp16", "fp8"):
         raise ConfigError(f"run.moments=bf16 is for run.precision=bf16, fp16 or fp8, and it is {run.precision}; leave one of them out")
-    for name in ("beta1", "beta2"):
-        if 1 - getattr(optimizer, name) < 2**-8:
+    shares = {"beta1": optimizer.beta1, "beta2": optimizer.beta2} | (
+        {"muon.momentum": optimizer.muon.momentum} if optimizer.one_moment else {}
+    )
+    for name, share in shares.items():
+        if 1 - share < 2**-8:
             raise ConfigError(
-                f"optimizer.{name}={getattr(optimizer, name):g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or "
-                "run.moments=fp32"
+                f"optimizer.{name}={share:g} moves a moment by less than bf16 can hold; use {1 - 2**-8:g} or less, or run.moments=fp32"
             )
 
 
@@ -573,18 +658,23 @@ def _check_eight_bits(config: ResolvedTrainConfig) -> None:
     model, layout = config.model, config.layout
     if config.run.precision != "fp8" or config.command is not None:
         return
-    triples = model.query_width + 2 * model.kv_width
-    for name, width in (
-        ("model.hidden", model.hidden),
-        ("model.heads x model.head_width", model.query_width),
-        ("queries, keys and values", triples),
-        ("model.ffn", model.ffn),
-    ):
+    for name, width in (*_widths_of_attention(model), ("model.hidden", model.hidden), ("model.ffn", model.ffn)):
         if width % (16 * layout.tensor):
             raise ConfigError(
                 f"run.precision=fp8 wants widths of a multiple of 16 on each tensor rank, and {name} has {width} on {layout.tensor}; use "
                 "another width, fewer tensor ranks or run.precision=bf16"
             )
+
+
+def _widths_of_attention(model: ResolvedModelConfig) -> list[tuple[str, int]]:
+    """Returns inner and outer widths, with names, of attention's matrices that tensor ranks share."""
+    latent = model.latent
+    output = ("model.heads x width of a value", model.value_width)
+    if not latent.kv_rank:
+        return [output, ("queries, keys and values", model.query_width + 2 * model.kv_width)]
+    queries = model.query_width + model.heads * latent.rotary
+    ranks = [(f"model.latent.{name}", rank) for name in ("kv_rank", "query_rank") if (rank := getattr(latent, name))]
+    return [output, *ranks, ("queries", queries), ("keys and values", model.query_width + model.value_width)]
 
 
 def _check_async_tensor(config: TrainConfig) -> None:

@@ -28,9 +28,15 @@ PRECISIONS = ("fp32", "fp64", "bf16", "fp16", "fp8")
 RATED = (*PRECISIONS, "fp4")
 """Precisions that a device may have a rate for."""
 TASKS = ("train", "evaluate", "generate", "inference", "probe")
+OPTIMIZERS = ("adamw", "muon")
+DECAY_STYLES = ("cosine", "linear", "sqrt")
+ORTHOGONALIZED = "matrices"
+"""The group of parameters that ``optimizer.kind=muon`` orthogonalises."""
 METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
 TARGETS = MATRICES
 """Matrices that LoRA may be added to."""
+ZEROED = ("output", "down", "head")
+"""Matrices that may begin as zero: what they multiply still learns, one step later."""
 MOST = 10**9
 """The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
 
@@ -103,12 +109,13 @@ class ExpertsConfig:
 
 @dataclass
 class LatentConfig:
-    """Queries, keys and values made from low-rank latents (multi-head latent attention; planned, not trained yet)."""
+    """Queries, keys and values made from low-rank latents (multi-head latent attention)."""
 
     kv_rank: int = key(0, "width of the latent of keys and values; 0 = none", minimum=0, maximum=10_000_000)
     query_rank: int = key(0, "width of the latent of queries; 0 = they are made from the hidden state", minimum=0, maximum=10_000_000)
     rotary: int = key(64, "further width of a query or key, which holds its position", minimum=0, maximum=10_000_000)
     value: Optional[int] = key(None, "width of a value; null = that of a head", minimum=1, maximum=10_000_000)
+    interleaved: bool = key(True, "of the numbers that hold a position the neighbours 2i and 2i + 1 turn together; false = i and i + rotary / 2")
 
 
 @dataclass
@@ -133,6 +140,8 @@ class ModelConfig:
     rope_theta: float = key(10000.0, "base of the rotary position embedding (llama)", minimum=1)
     norm_eps: float = key(1e-5, "epsilon of the normalisation layers", minimum=0)
     init_std: Optional[float] = key(None, "standard deviation of initial weights; null = 0.64 / sqrt(hidden)", minimum=0)
+    zero_init: list[str] = key(list, "matrices that begin as zero: those that write to the residual stream (output, down), the head",
+        choices=ZEROED, empty=True)
     head_width: Optional[int] = key(None, "width of a head; null = hidden / heads", minimum=1, maximum=10_000_000)
     positions: Optional[str] = key(None, "how positions are told; null = by family (gpt: learned, llama: rotary)", choices=POSITIONS)
     norm: Optional[str] = key(None, "normalisation; null = by family (gpt: layer, llama: rms)", choices=tuple(NORM_VECTORS))
@@ -148,7 +157,7 @@ class ModelConfig:
     full_every: int = key(0, "every k-th block attends to all positions in spite of model.window; 0 = none does", minimum=0, maximum=MOST)
     score_cap: Optional[float] = key(None, "attention scores become cap tanh(score / cap); null = they stay", above=0)
     logit_cap: Optional[float] = key(None, "logits likewise", above=0)
-    attention_scale: Optional[float] = key(None, "factor of attention scores; null = 1 / sqrt(head_width)", above=0)
+    attention_scale: Optional[float] = key(None, "factor of attention scores; null = 1 / sqrt(width of a query)", above=0)
     embedding_scale: float = key(1.0, "factor of token embeddings", above=0)
     residual_scale: float = key(1.0, "factor of what attention and MLP add to the residual stream", above=0)
     logit_scale: float = key(1.0, "factor of logits", above=0)
@@ -241,18 +250,54 @@ class TuneConfig:
 
 
 @dataclass
-class OptimizerConfig:
-    """AdamW with linear warm-up and cosine decay."""
+class GroupConfig:
+    """Settings of one group of parameters."""
 
+    lr: Optional[float] = key(None, "peak learning rate, with the schedule of optimizer.lr; null = that one", minimum=0)
+    weight_decay: Optional[float] = key(None, "decoupled weight decay; null = optimizer.weight_decay, of vectors none", minimum=0)
+
+
+@dataclass
+class GroupsConfig:
+    """Groups of parameters; each layer declares those of its own."""
+
+    embedding: GroupConfig = key(GroupConfig, "embeddings of tokens (and a head that is tied to them) and of positions, virtual tokens")
+    head: GroupConfig = key(GroupConfig, "a head of its own")
+    matrices: GroupConfig = key(GroupConfig, "matrices of blocks, and those that tuning adds")
+    vectors: GroupConfig = key(GroupConfig, "biases, norms and other factors")
+
+
+@dataclass
+class MuonConfig:
+    """Orthogonalised momentum of matrices."""
+
+    momentum: float = key(0.95, "momentum of matrices; below 1", minimum=0)
+    nesterov: bool = key(True, "the newest gradient counts once more")
+    steps: int = key(5, "Newton-Schulz iterations", minimum=1, maximum=100)
+    scale: str = key("rms", "factor of an update: rms = 0.2 sqrt(max(rows, columns)), the size of AdamW's, so that its lr and weight_decay can stay; "
+        "spectral = sqrt(max(1, rows / columns))", choices=("rms", "spectral"))
+    cautious: bool = key(False, "weights of matrices decay only where the update makes them smaller")
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW, or Muon with AdamW. The learning rate rises linearly, stays, and falls."""
+
+    kind: str = key("adamw", "adamw, or muon: orthogonalised momentum for the matrices of blocks, AdamW for all else", choices=OPTIMIZERS)
     lr: float = key(1e-3, "peak learning rate", minimum=0)
     min_lr: Optional[float] = key(None, "final learning rate; null = lr / 10", minimum=0)
     warmup_steps: int = key(0, "steps of linear learning-rate warm-up", minimum=0)
+    stable_steps: int = key(0, "steps at the peak learning rate between warm-up and decay", minimum=0)
+    decay_style: str = key("cosine", "how the learning rate falls with the passed share x of the decay: cosine, linear, or as 1 - sqrt(x)",
+        choices=DECAY_STYLES)
     decay_steps: Optional[int] = key(None, "step at which min_lr is reached; null = run.steps", minimum=1)
     beta1: float = key(0.9, "AdamW beta 1", minimum=0)
     beta2: float = key(0.95, "AdamW beta 2", minimum=0)
-    eps: float = key(1e-8, "AdamW epsilon", minimum=0)
+    eps: float = key(1e-8, "AdamW epsilon; muon adds it to the norm of a matrix", minimum=0)
     weight_decay: float = key(0.1, "decoupled weight decay of matrices (not of biases and norms)", minimum=0)
     clip: float = key(1.0, "global gradient-norm clip; 0 = off", minimum=0)
+    groups: GroupsConfig = key(GroupsConfig, "learning rates and weight decays of groups of parameters")
+    muon: MuonConfig = key(MuonConfig, "kind=muon: the update of matrices")
 
 
 @dataclass
@@ -316,6 +361,7 @@ class TrackingConfig:
 
     uri: Optional[str] = key(None, "MLflow server that rank 0 writes to; null = the launcher mirrors into its own SQLite")
     experiment: str = key("trireme", "MLflow experiment")
+    loggers: list[str] = key(list, "further copies beside MLflow's, in exports/ next to the trials", choices=("csv", "parquet", "tensorboard", "wandb"), empty=True)
     owner: Optional[str] = key(
         None, "mark by which a launcher knows the runs that its own trials began on a shared server (set by the launcher)"
     )
@@ -416,6 +462,16 @@ class ResolvedModelConfig(ModelConfig):
         return self.kv_heads * self.head_width
 
     @property
+    def value_width(self) -> int:
+        """Returns the width of what attention gives to its output matrix."""
+        return self.heads * (self.latent.value or self.head_width) if self.latent.kv_rank else self.query_width
+
+    @property
+    def turning(self) -> float:
+        """Returns how many numbers of a query turn with its position."""
+        return self.rope.share * (self.latent.rotary if self.latent.kv_rank else self.head_width)
+
+    @property
     def expert_ffn(self) -> int:
         """Returns the inner width of one expert."""
         return self.experts.ffn or self.ffn
@@ -448,10 +504,28 @@ class ResolvedLayoutConfig(LayoutConfig):
 
 @dataclass(kw_only=True)
 class ResolvedOptimizerConfig(OptimizerConfig):
-    """An optimizer whose learning-rate schedule is known."""
+    """An optimizer whose learning-rate schedule is known. What a group has as all others is null."""
 
     min_lr: float = field()
     decay_steps: int = field()
+
+    def lr_factor(self, group: str) -> float:
+        """Returns the learning rate of a group of parameters over ``lr``."""
+        own: float | None = getattr(self.groups, group).lr
+        return 1.0 if own is None else own / self.lr
+
+    def weight_decay_of(self, group: str) -> float:
+        own: float | None = getattr(self.groups, group).weight_decay
+        return self.usual_decay(group) if own is None else own
+
+    @property
+    def one_moment(self) -> tuple[str, ...]:
+        """Returns the groups of which one moment is kept, not two."""
+        return (ORTHOGONALIZED,) if self.kind == "muon" else ()
+
+    def usual_decay(self, group: str) -> float:
+        """Returns the weight decay of a group that has none of its own."""
+        return 0.0 if group == "vectors" else self.weight_decay
 
 
 @dataclass(kw_only=True)

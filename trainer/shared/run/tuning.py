@@ -69,7 +69,7 @@ def matrix_shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, int]]:
     """Returns inputs and outputs of each matrix of a block."""
     return {
         "qkv": (model.hidden, model.query_width + 2 * model.kv_width),
-        "output": (model.query_width, model.hidden),
+        "output": (model.value_width, model.hidden),
         "up": (model.hidden, (2 if model.gated else 1) * model.ffn),
         "down": (model.ffn, model.hidden),
     }

@@ -1,0 +1,92 @@
+"""An encoder and its decoder: streams, biases, masks, span corruption."""
+
+from __future__ import annotations
+
+from tests.planted.defect import Defect
+
+MODEL, RUNTIME, LAYERS = "trainer/models/encoder_decoder.py", "trainer/pipeline/runtime.py", "trainer/tensor/layers.py"
+SPANS, PARALLEL, DROPOUT = "trainer/data/spans.py", "trainer/tensor/parallelize.py", "trainer/tensor/dropout.py"
+NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
+LAYOUTS = f"{NUMBER}[2] {NUMBER}[3] {NUMBER}[4]"
+VOLUMES = "tests/numerics/test_communication_volume.py"
+BALANCE = "tests/shared/test_stage_balance.py"
+
+DEFECTS = [
+    Defect(
+        "the gradient of an encoder's output is that of a tensor rank's own heads",
+        LAYERS,
+        "return ready(ctx.region.sum(gradients[0].clone(memory_format=torch.contiguous_format))), None",
+        "return gradients[0][: gradients[0].shape[0] // ctx.region.parts], None",
+        LAYOUTS,
+    ),
+    Defect(
+        "keys and values of an encoder's output sum their gradients once more",
+        PARALLEL,
+        "self.region if part.cut and not part.entered else self._alone()",
+        "self.region if part.cut else self._alone()",
+        f"{LAYOUTS} {VOLUMES}",
+    ),
+    Defect(
+        "a stage without use for a stream hands back no zeros",
+        RUNTIME,
+        "return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad",
+        "return torch.ones_like(tensor) if tensor.grad is None else tensor.grad",
+        LAYOUTS,
+    ),
+    Defect(
+        "tables of biases are cut like sequences at a boundary",
+        RUNTIME,
+        "return [1 if name in BY_HEADS else self.split.parts for name in self.shapes._fields]",
+        "return [self.split.parts for name in self.shapes._fields]",
+        f"{LAYOUTS}",
+    ),
+    Defect(
+        "the encoder's last norm stands behind the decoder's first block",
+        MODEL,
+        "if int(name) == self.border and self.encoder_end is not None:",
+        "if int(name) == self.border + 1 and self.encoder_end is not None:",
+        "tests/convert/test_t5.py",
+    ),
+    Defect(
+        "a decoder's queries see keys behind them",
+        MODEL,
+        "super().__init__(c, output_std(c), StackCore(c, stack, causal=stack == DECODER), None)",
+        "super().__init__(c, output_std(c), StackCore(c, stack, causal=False), None)",
+        "tests/convert/test_t5.py",
+    ),
+    Defect(
+        "dropout of weights on an encoder's keys is drawn by the place of the last key",
+        DROPOUT,
+        "queries = range(rows) if self.crosses else range(keys - rows, keys)",
+        "queries = range(keys - rows, keys)",
+        LAYOUTS,
+    ),
+    Defect(
+        "padding is read",
+        "trainer/tensor/placed.py",
+        "if isinstance(core, StackCore) and not core.causal:",
+        "if isinstance(core, StackCore) and core.crosses:",
+        "tests/data/test_spans.py tests/tuning",
+    ),
+    Defect(
+        "spans of all samples are masked alike",
+        SPANS,
+        "segments(n, spans, key_of(self.seed, number, part))",
+        "segments(n, spans, key_of(self.seed, part))",
+        "tests/data/test_spans.py",
+    ),
+    Defect(
+        "spans begin a text",
+        SPANS,
+        "(len(text) - noise, noise)))",
+        "(noise, len(text) - noise)))",
+        "tests/data/test_spans.py",
+    ),
+    Defect(
+        "a decoder's blocks weigh as much as an encoder's",
+        "trainer/shared/run/flops.py",
+        "    if model.writes(block):\n        attention = ",
+        "    if False:\n        attention = ",
+        BALANCE,
+    ),
+]
