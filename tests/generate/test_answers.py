@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.convert.test_encoder_decoders import SMALL, VOCAB, random_network
+from tests.convert.test_t5 import SMALL, VOCAB, random_network
 from tests.convert.test_logits import checkpoint
 from tests.farm import Farm
 from tests.huggingface import MARKS, transformers

@@ -45,13 +45,13 @@ DEFECTS = [
         "trainer/convert/rules.py",
         "{block - model.encoder_layers}.",
         "{block}.",
-        "tests/convert/test_encoder_decoders.py -k published",
+        "tests/convert/test_t5.py -k published",
     ),
     Defect(
         "a T5 file whose head is not scaled has the embedding for a head",
         "trainer/shared/families/t5.py",
         'bool(config.get("scale_decoder_outputs", tied is None or tied))',
         "tied is None or bool(tied)",
-        "tests/convert/test_encoder_decoders.py -k random_networks",
+        "tests/convert/test_t5.py -k random_networks",
     ),
 ]
