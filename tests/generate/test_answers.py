@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.convert.test_t5 import SMALL, VOCAB, random_network
 from tests.convert.test_logits import checkpoint
+from tests.convert.test_t5 import SMALL, VOCAB, random_network
 from tests.farm import Farm
 from tests.huggingface import MARKS, transformers
 from trainer.convert import export_weights
