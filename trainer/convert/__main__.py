@@ -74,6 +74,5 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":")).replace('"', "")
 
 
-
 if __name__ == "__main__":
     sys.exit(main())

@@ -62,7 +62,7 @@ def _config(tune: TuneConfig, model: ResolvedModelConfig, factors: Iterable[str]
     """Builds ``adapter_config.json`` from the names of the factors."""
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": None if model.encoder_layers else "CAUSAL_LM",  # its class of the former wants what transformers 5 has not
         "base_model_name_or_path": None if tune.base is None else os.path.abspath(tune.base),
         "r": tune.rank,
         "lora_alpha": tune.alpha,

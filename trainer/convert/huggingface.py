@@ -26,13 +26,13 @@ from trainer.checkpoint.tuned import Merged, open_reader
 from trainer.convert import distributed, gguf
 from trainer.convert.rules import rules
 from trainer.convert.tokenizer import TEMPLATE, chat_template, find_tokenizer, from_gguf, generation_of, named_in_gguf, write_files
-from trainer.models.transformer import Transformer
+from trainer.models.encoder_decoder import network
 from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.artifacts import GGUF, newest_checkpoint
 from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.shared.records.model_files import read_model, to_config, to_import
-from trainer.shared.records.named_tokens import GENERATION, NAMED, named_tokens
+from trainer.shared.records.named_tokens import DECODER_START, GENERATION, NAMED, decoder_start, named_tokens
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
 from trainer.shared.run.read import from_dict
@@ -56,7 +56,7 @@ def export_weights(
         work.mkdir()
         tokenizer = tokenizer or find_tokenizer(checkpoint)
         write_files(work, tokenizer, model, _places(checkpoint, reader))
-        ends = {name: token for name, token in json.loads((work / GENERATION).read_text()).items() if name in NAMED}
+        ends = {name: token for name, token in json.loads((work / GENERATION).read_text()).items() if name in (*NAMED, DECODER_START)}
         write_json(work / "config.json", to_config(model) | ends | {"torch_dtype": str(dtype).removeprefix("torch.")})
         _write_tensors(work, _exported(reader, model, dtype))
     return model
@@ -138,7 +138,7 @@ def import_weights(source: Path, target: Path) -> ResolvedModelConfig:
             folder.enter()
             write_rank(folder.workspace(0), 0, _imported(tensors, model))
             tensors.check_all_used()
-            _take_tokenizer(tensors, work)
+            _take_tokenizer(tensors, work, model)
             folder.commit(0, 1, {"model": asdict(model), "data": None, "extra": {"samples": 0, "updates": 0}}, timeout_s=60)
     except (OSError, CheckpointError) as error:
         raise ConfigError(f"cannot import to {target}: {error}; make room or give permission there, or name another folder") from None
@@ -155,7 +155,7 @@ def _open(source: Path, stack: ExitStack) -> tuple[ResolvedModelConfig, Stored]:
     return model, _Tensors(place, model, stack)
 
 
-def _take_tokenizer(tensors: Stored, target: Path) -> None:
+def _take_tokenizer(tensors: Stored, target: Path, model: ResolvedModelConfig) -> None:
     """Writes tokenizer and generation settings next to the checkpoint."""
     if isinstance(tensors, gguf.File):
         known, named = from_gguf(tensors.fields), named_in_gguf(tensors.fields)
@@ -169,6 +169,8 @@ def _take_tokenizer(tensors: Stored, target: Path) -> None:
             (target / TEMPLATE).write_text(template, encoding="utf-8")
         if named:
             named = generation_of([tensors.source]) | named
+        if model.encoder_layers and (begin := decoder_start([tensors.source])) is not None:
+            named[DECODER_START] = begin
     if named:
         write_json(target / GENERATION, named)
 
@@ -185,7 +187,7 @@ def read_weights(source: Path) -> Iterator[tuple[str, Tensor]]:
 def shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every parameter of a model by global name; a tied weight occurs once."""
     with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}
+        return {name: tuple(parameter.shape) for name, parameter in network(model).named_parameters()}
 
 
 def _find(path: Path) -> FoundCheckpoint:

@@ -21,6 +21,7 @@ FORMS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
     "same": lambda w: [w],
     "by kind": lambda w: [w[:, :-2], w[:, -2], w[:, -1]],  # all queries, then all keys, then all values
     "stacked": lambda w: w.unbind(0),  # [2, f, h]: gate and up
+    "keys and values": lambda w: w.unbind(1),  # [g, 2, d, h]: all keys, then all values
     "matrices": lambda w: w.flatten(0, -3).unbind(0),  # [E, 2, f, h] or [E, h, f]: of each expert, gate and up, or down
 }
 """Views of one of our tensors, each in the order of one of theirs, or of a part of it if theirs is a single tensor; keyed as in
@@ -75,17 +76,34 @@ def rules(model: ResolvedModelConfig) -> Iterator[Rule]:
     if not model.tied:
         yield Rule("head.output.weight", (hub.output,))
     for i in range(model.layers):
-        yield from _rules(model, _modules(model, i), f"blocks.{i}.", f"{hub.root}{hub.blocks}.{i}.")
+        there = _place(model, i)
+        yield from _rules(model, _modules(model, i), f"blocks.{i}.", there)
         if model.mixes(i) and model.experts.correction is not None and hub.correction:
-            yield Rule(f"blocks.{i}.mlp.router.correction", (f"{hub.root}{hub.blocks}.{i}.{hub.correction}",))
+            yield Rule(f"blocks.{i}.mlp.router.correction", (f"{there}{hub.correction}",))
+
+
+def _decodes(model: ResolvedModelConfig, block: int) -> bool:
+    """Tells whether a block stands behind those of an encoder."""
+    return 0 < model.encoder_layers <= block
+
+
+def _place(model: ResolvedModelConfig, block: int) -> str:
+    """Returns what precedes the names of a block there, which count the blocks of each stack."""
+    hub = FAMILIES[model.family].hub
+    if _decodes(model, block):
+        return f"{hub.root}{hub.decoder_blocks}.{block - model.encoder_layers}."
+    return f"{hub.root}{hub.blocks}.{block}."
 
 
 def _modules(model: ResolvedModelConfig, block: int) -> Mapping[str, str]:
     """Returns names of a block's modules, ours and theirs."""
     hub = FAMILIES[model.family].hub
+    named = hub.decoder_block if _decodes(model, block) else hub.block
+    if hub.ungated is not None and not model.gated:
+        named = {**named, "mlp.up": f"{named['mlp.up'].split()[0].rpartition('.')[0]}.{hub.ungated}"}
     if not model.mixes(block):
-        return hub.block
-    return {**{ours: theirs for ours, theirs in hub.block.items() if not ours.startswith("mlp.")}, **hub.mixture}
+        return named
+    return {**{ours: theirs for ours, theirs in named.items() if not ours.startswith("mlp.")}, **hub.mixture}
 
 
 def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, there: str) -> Iterator[Rule]:
@@ -98,6 +116,7 @@ def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, th
             experts = range(model.experts.count if "{}" in theirs else 1)
             names = tuple(f"{there}{name.format(expert)}.{key}" for expert in experts for name in theirs.split())
             form = "matrices" if "{}" in theirs else hub.forms.get(ours, "same")
+            form = "same" if form == "stacked" and not model.gated else form
             yield Rule(f"{here}{ours}.{key}", names, form, turned)
 
 

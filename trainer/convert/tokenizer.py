@@ -9,10 +9,10 @@ from typing import Any
 
 from trainer.data.text import TextTokens
 from trainer.shared.corpora.index import TOKENIZER
-from trainer.shared.records.named_tokens import GENERATION, NAMED, SETTINGS, named_tokens
+from trainer.shared.records.named_tokens import DECODER_START, GENERATION, NAMED, SETTINGS, decoder_start, named_tokens
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
-from trainer.shared.run.schema import ModelConfig
+from trainer.shared.run.schema import ResolvedModelConfig
 
 TEMPLATE = "chat_template.jinja"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -29,12 +29,14 @@ def find_tokenizer(weights: Path) -> Path | None:
     return next((file for place in (weights, weights.parent) if (file := place / TOKENIZER).is_file()), None)
 
 
-def write_files(folder: Path, tokenizer: Path | None, model: ModelConfig, weights: Sequence[Path]) -> None:
+def write_files(folder: Path, tokenizer: Path | None, model: ResolvedModelConfig, weights: Sequence[Path]) -> None:
     """Writes tokenizer and generation settings, so that ``AutoTokenizer`` and ``generate`` accept ``folder``. The BOS, EOS and padding
     tokens come from files next to the ``weights`` or the tokenizer; a missing one is replaced by EOS."""
     text = None if tokenizer is None else TextTokens(tokenizer, model.vocab, weights)
     named = _whole(text, weights)
-    write_json(folder / GENERATION, {"do_sample": False} | generation_of(weights) | named)
+    places = [*weights, *([] if tokenizer is None else [tokenizer.parent])]
+    begin = {DECODER_START: named["pad_token_id"] if (said := decoder_start(places)) is None else said} if model.encoder_layers else {}
+    write_json(folder / GENERATION, {"do_sample": False} | generation_of(weights) | named | begin)
     template = next((found for place in weights if (found := chat_template(place)) is not None), None)
     if template is not None:
         (folder / TEMPLATE).write_text(template, encoding="utf-8")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainer.data.permutation import key_of, permute
 from trainer.shared.corpora.index import TOKENIZER, CorpusIndex, words_of
-from trainer.shared.records.named_tokens import named_tokens
+from trainer.shared.records.named_tokens import decoder_start
 from trainer.shared.run.schema import DataConfig
 from trainer.shared.run.spans import SENTINELS, masked
 
@@ -66,5 +66,6 @@ def sentinels(folder: Path, vocab: int) -> list[int]:
 
 
 def begin_token(folder: Path, end: int) -> int:
-    """Returns the token that a decoder begins with: the one that the tokenizer fills rows with, or else the end token."""
-    return int(named_tokens([folder]).get("pad_token_id", end))
+    """Returns the token that a decoder begins with: the one that files next to the tokenizer name, or else the end token."""
+    named = decoder_start([folder])
+    return end if named is None else named

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.shared.records.named_tokens import named_tokens
+from trainer.shared.records.named_tokens import decoder_start, named_tokens
 from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 class TextTokens:
     """A tokenizer.json for a model of ``vocab`` tokens. ``named``: ``named_tokens`` beside ``weights`` or the file. ``begin`` stands before
-    every text. ``ends`` are tokens that end one, an answer's first: the named ones, else the only special one.
+    every text. ``ends`` are tokens that end one, an answer's first: the named ones, else the only special one. ``pairs``: an encoder reads
+    a whole text, and an answer is another one, which begins with ``start``.
 
     Raises ``ConfigError`` if the file cannot be read, or has more tokens.
     """
 
-    def __init__(self, file: Path, vocab: int, weights: Sequence[Path] = ()):
+    def __init__(self, file: Path, vocab: int, weights: Sequence[Path] = (), pairs: bool = False):
         from tokenizers import Tokenizer
 
         try:
@@ -39,12 +40,23 @@ class TextTokens:
         special = [token for token, added in self.tokenizer.get_added_tokens_decoder().items() if added.special]
         ends = self.named.get("eos_token_id", special if len(special) == 1 else [])
         self.ends = tuple(ends) if isinstance(ends, list) else (ends,)
+        self.pairs, begins = pairs, decoder_start([*weights, file.parent])
+        self.start = next(iter(self.ends), 0) if begins is None else begins
 
     def plain(self, text: str) -> list[int]:
         """A text's own tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def begun(self, text: str) -> list[int]:
-        """A text's tokens behind ``begin``, which it may spell out itself. What a tokenizer puts behind a text is left out: it goes on."""
-        tokens = self.plain(text)
+        """A text's tokens behind ``begin``, which it may spell out itself. What a tokenizer puts behind a text is left out, since it goes
+        on; unless it is read whole: then its end stands there."""
+        tokens = [*self.plain(text), *(self.ends[:1] if self.pairs else ())]
         return tokens if tokens[: len(self.begin)] == self.begin else self.begin + tokens
+
+    def before(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The tokens that an answer to a prompt continues."""
+        return () if self.pairs else prompt
+
+    def shown(self, prompt: str) -> str:
+        """A prompt as it is shown before its answer."""
+        return f"{prompt}\n" if self.pairs else prompt

@@ -33,6 +33,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {"frequency_penalty": (0,), "presence_pena
 """Unsupported fields, with the values that ask for nothing. Null is one of them, too."""
 
 
+LONGEST_ANSWER = 1024
+"""Tokens of an answer that neither its request nor the model limits."""
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """The model that is served: its tokens, the length of its longest text, the number of tasks that it was tuned for."""
@@ -42,6 +46,7 @@ class ServedModel:
     seq: int
     tasks: int = 1
     template: ChatTemplate | None = None
+    written: int | None = None  # tokens of the longest answer, where prompts are read by an encoder
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -51,6 +56,10 @@ class ServedModel:
     def begun(self, text: str) -> list[int]:
         check_texts([text])
         return self.words.begun(text)
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """Returns the most tokens that an answer may have, 1 at least."""
+        return max(1, self.seq - len(prompt)) if self.written is None else min(self.written, LONGEST_ANSWER)
 
 
 class TokenScore(NamedTuple):
@@ -75,7 +84,7 @@ class ApiRequest:
     usage: bool  # a streamed answer ends with its usage
 
     def stream_of(self, request: PromptRequest, words: TextTokens) -> TextStream:
-        return TextStream(words.tokenizer, self.stops, request.prompt, self.echo)
+        return TextStream(words.tokenizer, self.stops, words.before(request.prompt), self.echo)
 
     def scored(self, made: Completion, telling: TextStream, first: int, end: int) -> list[TokenScore]:
         """Returns the tokens of a text from ``first`` to ``end``; an echoed prompt's precede those that were made."""
@@ -132,12 +141,16 @@ class ApiForm(ABC):
         if len(prompts) * choices > room:
             raise ConfigError(f"prompt has {len(prompts)} texts of {choices} choices each, and {room} may wait or run at once; give fewer")
         echo, most = _of_kind(body, "echo", bool, False), self.length(body)
-        tokens = [max(1, model.seq - len(prompt)) if most is None else most for prompt in prompts]
+        if echo and model.written is not None:
+            raise ConfigError(
+                "echo=True is not served for a model with an encoder, whose answer does not continue the prompt; leave it out"
+            )
+        tokens = [model.room(prompt) if most is None else most for prompt in prompts]
         if (task := body.get("task")) is not None:
             check_task(task, model.tasks, "task")
         given = {name: body[name] for name in SAMPLING if name in body}
         sampling = from_dict(Sampling, {"temperature": 1.0, "seed": secrets.randbits(32)} | given)
-        check_prompts(prompts, tokens, model.seq)
+        check_prompts(prompts, tokens, model.seq, model.written)
         ends = frozenset[int](() if _of_kind(body, "ignore_eos", bool, False) else model.words.ends)
         told, scored = min(likeliest or 0, model.words.vocab), echo and likeliest is not None
         requests = [

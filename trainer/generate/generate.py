@@ -169,7 +169,7 @@ class Decoder:
         told = torch.zeros(sum(counts) + 1, 2 + 2 * most, dtype=torch.float64)
         for row, block in zip(everyone, told[:-1].split(counts)):
             if row.replica == self.here and self.session.answers:
-                block[:] = _answers(row, logits.pop(0), most)
+                block[:] = _answers(row, logits.pop(0), most, self.session.said(row.made.prompt, row.made.tokens))
         if self.session.world.rank == 0:
             heard = hear(False)
             told[-1, 0] = bool(heard.requests or heard.dropped or heard.over > self.over)
@@ -205,9 +205,10 @@ class Decoder:
         return found
 
 
-def _answers(row: TextRow, logits: Tensor, most: int) -> Tensor:
-    """Returns the report on each place of a row from its logits [places, V]: the tokens of a prompt that is read, and the one chosen."""
-    chosen = choose(logits[-1], row.made.text, row.request.sampling, row.request.number)
+def _answers(row: TextRow, logits: Tensor, most: int, text: list[int]) -> Tensor:
+    """Returns the report on each place of a row from its logits [places, V]: the tokens of a prompt that is read, and the
+    one chosen behind ``text``."""
+    chosen = choose(logits[-1], text, row.request.sampling, row.request.number)
     tokens = [*row.made.prompt[1 : row.places], chosen]
     return torch.stack([_report(token, place, most) for token, place in zip(tokens, logits)])
 
@@ -228,7 +229,7 @@ def _reported(place: Sequence[float], likeliest: int) -> tuple[int, float, dict[
 
 def generate(session: Session, requests: Sequence[PromptRequest], slots: int = 64, tell: Tell = lambda row: None) -> list[Completion]:
     """Completes all ``requests``; returns the completions in order, on rank 0. ``ConfigError`` for a prompt that cannot be completed."""
-    check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.seq)
+    check_prompts([request.prompt for request in requests], [request.tokens for request in requests], session.seq, session.written)
     made: dict[int, Completion] = {}
     news = iter([RequestUpdate(requests, over=True)])
 
@@ -247,12 +248,18 @@ def check_texts(texts: Sequence[str]) -> None:
             raise ConfigError(f"{text[:40]!r} is not UTF-8 text")
 
 
-def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int) -> None:
-    """Raises ``ConfigError`` for a prompt that cannot be completed."""
+def check_prompts(prompts: Sequence[list[int]], tokens: Sequence[int], seq: int, written: int | None = None) -> None:
+    """Raises ``ConfigError`` for a prompt that cannot be completed in a text of ``seq`` tokens; or be read in so many, with an answer of
+    ``written`` at most."""
     for number, (prompt, more) in enumerate(zip(prompts, tokens)):
         if not prompt:
             raise ConfigError(f"prompt {number} is empty; give it at least one token")
-        if len(prompt) + more > seq:
+        if written is not None and (len(prompt) > seq or more > written):
+            raise ConfigError(
+                f"prompt {number} has {len(prompt)} tokens for an answer of {more}, and model.seq={seq} may be read and "
+                f"model.decoder_seq={written} be written; shorten it, or ask for fewer"
+            )
+        if written is None and len(prompt) + more > seq:
             fewer = [f"ask for {seq - len(prompt)} or fewer"] if len(prompt) < seq else []
             shorter = [f"shorten it to {seq - more} or fewer"] if more < seq else []
             remedy = ", or ".join(fewer + shorter) or f"both together may be {seq}"

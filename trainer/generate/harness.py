@@ -16,6 +16,7 @@ import torch
 
 from trainer.comm.collectives import World
 from trainer.data.text import TextTokens
+from trainer.generate.answering import open_session
 from trainer.generate.generate import Completion, PromptRequest, generate
 from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
@@ -36,10 +37,10 @@ Pair = tuple[list[int], list[int]]
 def score(command: ScoreCommand, config: ResolvedTrainConfig, world: World) -> dict[str, Any]:
     """Returns the figures of each task, on rank 0. Collective."""
     weights = open_weights(Path(command.model))
-    words = open_text(command.tokenizer, Path(command.model), weights.model.vocab)
+    words = open_text(command.tokenizer, Path(command.model), weights.model.vocab, weights.pairs)
     if world.rank == 0:
         _library(command.tasks_folder)
-    reader = TaskReader(Session(config, world, weights.load, weights.tune, command.task), command.batch)
+    reader = TaskReader(open_session(config, world, weights, words, command.task), command.batch)
     if world.rank != 0:
         reader.follow()
         return {}
@@ -57,6 +58,10 @@ class TaskReader:
 
     def tell(self, work: Any) -> Any:
         """Lets all ranks do ``work``, a method's name and its argument; None ends the loop of ``follow``. On rank 0."""
+        if work is not None and work[0] == "likelihoods" and self.session.written is not None:
+            raise ConfigError(
+                "a task of --tasks asks how likely a text is behind another, and an encoder's decoder answers; use tasks of generate_until"
+            )
         self.session.world.group.gather_objects(work)
         return None if work is None else getattr(self, work[0])(work[1])
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.comm.collectives import World
+from trainer.generate.answering import open_session
 from trainer.generate.generate import Completion, Decoder, PromptRequest, RequestUpdate, TextRow, check_prompts, check_texts
 from trainer.generate.harness import score
 from trainer.generate.ranks import world_of
 from trainer.generate.serve import serve
-from trainer.generate.session import Session
 from trainer.generate.telling import Printer, TextStream, open_text
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
@@ -76,14 +76,14 @@ def complete(
     """Returns the completion of each of ``texts`` as plain data, on rank 0. The text is also written to ``file`` as it grows."""
     check_texts([*texts, *command.stop])
     weights, sampling = open_weights(Path(command.model)), sampling_of(command)
-    words = open_text(command.tokenizer, Path(command.model), weights.model.vocab)
+    words = open_text(command.tokenizer, Path(command.model), weights.model.vocab, weights.pairs)
     prompts = [words.begun(text) for text in texts]
-    check_prompts(prompts, [command.tokens] * len(prompts), weights.seq)
+    check_prompts(prompts, [command.tokens] * len(prompts), *weights.lengths)
     ends = frozenset(words.ends)
     requests = [PromptRequest(number, prompt, command.tokens, sampling, ends, number) for number, prompt in enumerate(prompts)]
-    tellings = [TextStream(words.tokenizer, command.stop, prompt) for prompt in prompts]
-    front = PromptFrontend(requests, tellings, None if file is None else Printer(file, texts))
-    session = Session(config, world, weights.load, weights.tune, command.task)
+    tellings = [TextStream(words.tokenizer, command.stop, words.before(prompt)) for prompt in prompts]
+    front = PromptFrontend(requests, tellings, None if file is None else Printer(file, [words.shown(text) for text in texts]))
+    session = open_session(config, world, weights, words, command.task)
     Decoder(session, command.batch).run(front.hear, front.tell)
     return [front.plain(number, text) for number, text in enumerate(texts)] if world.rank == 0 else []
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import IO
 
 from trainer.comm.collectives import World
+from trainer.generate.answering import open_session
 from trainer.generate.api import ServedModel
 from trainer.generate.broker import RequestBroker
 from trainer.generate.chat import open_template
 from trainer.generate.generate import Decoder, RequestUpdate
 from trainer.generate.ranks import alone
 from trainer.generate.server import open_server
-from trainer.generate.session import Session
 from trainer.generate.telling import open_text
 from trainer.generate.weights import Weights, open_weights
 from trainer.shared.run.command_lines import PRECISIONS, ServeCommand, asked, serve_parser
@@ -55,11 +55,12 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     folder = Path(command.model)
     server, weights = None, open_weights(folder)
-    words = open_text(command.tokenizer, folder, weights.model.vocab)
-    model = ServedModel(folder.absolute().name, words, weights.seq, weights.tune.tasks, open_template(_places(command, weights), words))
+    words = open_text(command.tokenizer, folder, weights.model.vocab, weights.pairs)
+    (seq, written), template = weights.lengths, open_template(_places(command, weights), words)
+    model = ServedModel(folder.absolute().name, words, seq, weights.tune.tasks, template, written)
     if world.rank == 0:
         server = open_server(command.host, command.port, _secret(command.token_file))
-    decoder = Decoder(Session(config, world, weights.load, weights.tune, command.task), command.batch)
+    decoder = Decoder(open_session(config, world, weights, words, command.task), command.batch)
     if server is None:
         decoder.run(lambda idle: RequestUpdate(), lambda row: None)
         return

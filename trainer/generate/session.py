@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from trainer.build import build_rank
 from trainer.comm.collectives import World
 from trainer.generate.cache import CacheView, KVCache, place
+from trainer.generate.weights import lengths
 from trainer.models.attention import capped
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.pipeline.runtime import Boundary
-from trainer.shared.parallel.boundary import boundary_shapes
+from trainer.shared.parallel.boundary import Boundary as BoundaryTensors
+from trainer.shared.parallel.boundary import PairTokens, boundary_shapes
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ResolvedTrainConfig, ShardingConfig, TuneConfig
 from trainer.shared.run.tuning import virtual_tokens
@@ -41,10 +43,10 @@ def for_inference(config: ResolvedTrainConfig) -> ResolvedTrainConfig:
 class TokenRows:
     """Tokens [s, b] on their way through the pipeline (``trainer.pipeline.runtime.Batch``)."""
 
-    rows: Tensor
+    rows: Tensor | PairTokens
     logit_cap: float | None
 
-    def tokens(self, micro_batch: int) -> Tensor:
+    def tokens(self, micro_batch: int) -> Tensor | PairTokens:
         return self.rows
 
     def loss(self, x: Tensor, head: nn.Module, micro_batch: int) -> Tensor:
@@ -70,13 +72,17 @@ class Session:
         check_task(task, tune.tasks, "--task")
         self.config, self.world = dataclasses.replace(for_inference(config), tune=tune), world
         self.task, self.virtual = task, virtual_tokens(tune)
-        self.seq = self.config.model.seq - self.virtual
+        self.seq, self.written = lengths(self.config.model, tune)
         self.rank = build_rank(self.config, world)
         world.group.together(lambda: load(self.rank.shards), (ConfigError,))
         self.rank.state.publish_updates()
         self.rank.state.settle()
         self.pipeline = ForwardPipeline.of(self.rank.pipeline, self.rank.recorder)
-        self.reading = CacheView(world.device)
+        self._placed()
+
+    def _placed(self) -> None:
+        """Gives the layers of this rank's part a memory in common."""
+        self.reading = CacheView(self.world.device)
         for chunk in self.pipeline.chunks:
             place(chunk.model, self.reading)
 
@@ -89,6 +95,10 @@ class Session:
     def begin(self, padding: Sequence[int]) -> KVCache:
         """Returns an empty memory of rows with that many tokens of padding on their left."""
         return KVCache(torch.tensor(padding, device=self.world.device))
+
+    def said(self, prompt: Sequence[int], made: Sequence[int]) -> list[int]:
+        """Returns the text that the next token continues."""
+        return [*prompt, *made]
 
     def read(
         self, memory: KVCache, tokens: Sequence[Sequence[int]], tasks: Sequence[int | None] = (), every: bool = False
@@ -115,17 +125,16 @@ class Session:
         rows = torch.tensor(tokens, device=self.world.device)
         self.reading.memory = memory
         memory.expect(rows.shape[1])
-        logits = self._through(rows)
+        logits = self._through(boundary_shapes(rows.shape[1], rows.shape[0], self.config.model.hidden), rows.t())
         memory.read += memory.new
         return logits
 
-    def _through(self, rows: Tensor) -> Tensor | None:
-        """Runs ``rows`` [b, s] through the pipeline."""
+    def _through(self, shapes: BoundaryTensors, tokens: Tensor | PairTokens) -> Tensor | None:
+        """Runs ``tokens`` [s, b] through the pipeline, whose parts hand on tensors of these ``shapes``."""
         rank = self.rank
-        shapes = boundary_shapes(rows.shape[1], rows.shape[0], self.config.model.hidden)
         rank.recorder.begin()
         self.pipeline.boundary = Boundary.of(shapes, rank.region, rank.precision.compute, self.world.device)
-        outputs = self.pipeline.losses_of(TokenRows(rows.t(), self.config.model.logit_cap))
+        outputs = self.pipeline.losses_of(TokenRows(tokens, self.config.model.logit_cap))
         return self._whole(outputs[0]) if outputs else None
 
     def _whole(self, logits: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ class TextStream:
         count = len(tokens) - self.context
         self.offsets += [len(self.text)] * (count - len(self.offsets))  # none if the text only ends
         if ended or not new.endswith(HALF):
-            self.text, self.before, self.read = self.text + new, self.read, len(tokens)
+            before = self.read if new else self.before  # tokens without text tell nothing of the spelling of the next ones
+            self.text, self.before, self.read = self.text + new, before, len(tokens)
 
     def _held(self) -> int:
         """Counts the characters at the end with which a stop text may begin."""
@@ -96,14 +97,14 @@ class Printer:
         self.file.flush()
 
 
-def open_text(path: Path | str | None, model: Path, vocab: int) -> TextTokens:
+def open_text(path: Path | str | None, model: Path, vocab: int, pairs: bool = False) -> TextTokens:
     """Opens the tokenizer of the model in ``model``: the one at ``path``, a file or a folder, or next to the weights. ``ConfigError`` if
     none fits."""
     found = Path(path) if path else next((place / TOKENIZER for place in (model, model.parent) if (place / TOKENIZER).is_file()), None)
     if found is None:
         raise ConfigError(f"{model} has no {TOKENIZER} next to its weights; name the corpus that it was trained on with --tokenizer FOLDER")
     file = found / TOKENIZER if found.is_dir() else found
-    text = TextTokens(file, vocab, (model, model.parent))
+    text = TextTokens(file, vocab, (model, model.parent), pairs)
     if path is not None and (note := other_words(file, model, vocab)):
         print(note, file=sys.stderr)
     return text

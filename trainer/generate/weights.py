@@ -15,7 +15,7 @@ from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, re
 from trainer.shared.records.model_files import model_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_record
-from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
+from trainer.shared.run.schema import MOST, ResolvedModelConfig, TuneConfig
 from trainer.shared.run.tuning import MERGED, virtual_tokens
 from trainer.state.parameters import OptimizerShard
 
@@ -31,9 +31,22 @@ class Weights:
     base: str | None = None
 
     @property
-    def seq(self) -> int:
-        """Returns the length of the longest text, in tokens."""
-        return self.model.seq - virtual_tokens(self.tune)
+    def pairs(self) -> bool:
+        """Tells whether an encoder reads texts, and its decoder answers."""
+        return self.model.encoder_layers > 0
+
+    @property
+    def lengths(self) -> tuple[int, int | None]:
+        """Returns ``lengths`` of the model."""
+        return lengths(self.model, self.tune)
+
+
+def lengths(model: ResolvedModelConfig, tune: TuneConfig) -> tuple[int, int | None]:
+    """Returns the tokens of the longest text, and None; of an encoder those of the longest prompt and of the longest answer to it, which
+    relative positions do not limit."""
+    if not model.encoder_layers:
+        return model.seq - virtual_tokens(tune), None
+    return (model.seq, model.decoder_seq) if model.positions == "learned" else (MOST, MOST)
 
 
 def open_weights(folder: Path) -> Weights:

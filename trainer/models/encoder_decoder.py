@@ -55,10 +55,14 @@ class PairEmbedding(nn.Module):
 
     def forward(self, tokens: PairTokens) -> StreamTensors | BiasedStreamTensors:
         encoder = self._stream(tokens.read, self.positions, self.dropout)
-        decoder = self._stream(tokens.written, self.decoder_positions, self.decoder_dropout)
+        decoder = self.written(tokens.written)
         if self.tables is None:
             return StreamTensors(encoder, decoder)
         return BiasedStreamTensors(encoder, decoder, torch.stack([table() for table in self.tables]))
+
+    def written(self, tokens: Tensor) -> Tensor:
+        """Embeds tokens of the decoder, [d, b] -> [d, b, h]."""
+        return self._stream(tokens, self.decoder_positions, self.decoder_dropout)
 
     def _stream(self, tokens: Tensor, positions: nn.Module | None, dropout: nn.Module) -> Tensor:
         x: Tensor = self.tokens(tokens)
@@ -229,7 +233,10 @@ class EncoderDecoder(Transformer):
             self.head.output.weight = self.embedding.tokens.weight
 
     def forward(self, given: Any, loss: Loss | None = None) -> Any:
-        streams: StreamTensors | BiasedStreamTensors = given if self.embedding is None else self.embedding(given)
+        return self.transformed(given if self.embedding is None else self.embedding(given), loss)
+
+    def transformed(self, streams: StreamTensors | BiasedStreamTensors, loss: Loss | None) -> Any:
+        """Computes all but the embedding."""
         encoder, decoder, tables = streams.encoder, streams.decoder, getattr(streams, "tables", None)
         memory: Tensor | None = None
         for name, block in self.blocks.items():

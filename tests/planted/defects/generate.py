@@ -52,6 +52,20 @@ DEFECTS = [
         TEXTS,
     ),
     Defect(
+        "a decoder looks at the padding of its prompt",
+        "trainer/generate/answering.py",
+        "return (columns >= self.prompt.padding[:, None])[:, None, None]",
+        "return (columns >= 0 * self.prompt.padding[:, None])[:, None, None]",
+        "tests/generate/test_answers.py -k log_probabilities",
+    ),
+    Defect(
+        "rows that leave take the prompts of others with them",
+        "trainer/generate/answering.py",
+        "prompt=self.prompt.keep(rows)",
+        "prompt=self.prompt.keep(rows.flip(0))",
+        "tests/generate/test_answers.py -k each_alone",
+    ),
+    Defect(
         "the scores of a prompt are one token late",
         "trainer/generate/generate.py",
         "tokens = [*row.made.prompt[1 : row.places], chosen]",

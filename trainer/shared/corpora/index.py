@@ -188,7 +188,10 @@ def words_of(tokenizer: Path) -> dict[str, int] | None:
     """Returns each word of a tokenizer.json and its number; None where it has none in this form."""
     record = read_json(tokenizer) or {}
     model, added = record.get("model"), record.get("added_tokens") or []
-    if not isinstance(model, dict) or not isinstance(vocab := model.get("vocab"), dict) or not isinstance(added, list):
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, list) and all(isinstance(entry, list) and entry for entry in vocab):  # of Unigram: words with their scores
+        vocab = {str(entry[0]): number for number, entry in enumerate(vocab)}
+    if not isinstance(vocab, dict) or not isinstance(added, list):
         return None
     return vocab | {token["content"]: token["id"] for token in added if isinstance(token, dict) and {"content", "id"} <= token.keys()}
 

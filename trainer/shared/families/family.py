@@ -49,6 +49,9 @@ class HubFormat:
     ends: Mapping[str, str] = field(default_factory=dict)
     blocks: str = "layers"  # prefix of a block's number
     block: Mapping[str, str] = field(default_factory=dict)  # none: weights of the family are neither read nor written
+    decoder_blocks: str | None = None  # of blocks behind an encoder's, which are numbered from the first of them
+    decoder_block: Mapping[str, str] = field(default_factory=dict)
+    ungated: str | None = None  # the matrix up, in place of two, of an MLP without a gate
     mixture: Mapping[str, str] = field(default_factory=dict)  # of a block with experts, in place of the MLP's; {} is an expert's number
     correction: str | None = None  # of the router, in such a block
     forms: Mapping[str, str] = field(default_factory=dict)  # how modules that differ from ours hold them (trainer/convert/rules.py)

@@ -24,7 +24,7 @@ COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddin
 TOWERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "speech_config")
 """Keys in the config.json of a model that sees or hears."""
 UNWRITTEN = (
-    *("family", "dropout", "init_std", "zero_init", "attention"),
+    *("family", "dropout", "init_std", "zero_init", "attention", "decoder_seq"),
     *(f"experts.{name}" for name in ("imbalance", "forced", "balance_loss", "z_loss", "correction")),
 )
 """Keys that change neither the shape of a model nor its results, or only its training."""

@@ -15,6 +15,7 @@ SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
 NAMING = (GENERATION, MODEL_CONFIG, SETTINGS)
 """The files that name tokens, in order of precedence; older models have only the second."""
 NAMED = ("eos_token_id", "bos_token_id", "pad_token_id")
+DECODER_START = "decoder_start_token_id"
 
 
 def named_tokens(places: Iterable[Path]) -> dict[str, Any]:
@@ -29,6 +30,15 @@ def named_tokens(places: Iterable[Path]) -> dict[str, Any]:
         if "eos_token_id" in named:
             return named
     return {}
+
+
+def decoder_start(places: Iterable[Path]) -> int | None:
+    """Returns the token with which a decoder begins behind an encoder: the one that the first of some folders names, or else the one that
+    fills texts. Raises ``ConfigError`` for a file that cannot be read."""
+    places = list(places)
+    said = [_read(place / name).get(DECODER_START) for place in places for name in (GENERATION, MODEL_CONFIG)]
+    named = next((token for token in said if type(token) is int), named_tokens(places).get("pad_token_id"))
+    return named if type(named) is int else None
 
 
 def _numbers(settings: dict[str, Any], tokenizer: Path) -> dict[str, Any]:

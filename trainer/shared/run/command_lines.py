@@ -73,9 +73,7 @@ def serve_parser(form: ParserClass = argparse.ArgumentParser) -> argparse.Argume
 
 
 def convert_parser(form: ParserClass = argparse.ArgumentParser) -> argparse.ArgumentParser:
-    made = form(
-        prog="trireme convert", description="Weights as a Hugging Face folder or a GGUF file, out of and into a run."
-    )
+    made = form(prog="trireme convert", description="Weights as a Hugging Face folder or a GGUF file, out of and into a run.")
     directions = made.add_subparsers(dest="direction", required=True)
     out = directions.add_parser("export", help="a checkpoint to a Hugging Face folder, or to one GGUF file")
     out.add_argument("source", type=Path, metavar="CHECKPOINT", help="one checkpoint, or a folder of them (the newest is taken)")

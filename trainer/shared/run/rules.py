@@ -376,15 +376,12 @@ def _check_own_stacks(config: ResolvedTrainConfig) -> None:
         f"layout.slices={layout.slices}": layout.slices > 1,
         "data.pack=true": config.data.pack,
         "run.compile=true": config.run.compile,
+        "run.task=inference": config.run.task == "inference",
         f"tune.method={config.tune.method}": config.tune.method in PROMPTS,
     }
     for named, there in wrong.items():
         if there:
             raise ConfigError(f"{named} is not offered for model.family={model.family}, which has an encoder; leave it out")
-    if config.run.task in ("generate", "inference"):
-        raise ConfigError(
-            f"run.task={config.run.task} writes on behind a text, and model.family={model.family} reads one and writes another"
-        )
     if layout.sequence_parallel and model.decoder_seq % layout.tensor:
         raise ConfigError(
             f"layout.sequence_parallel shards model.decoder_seq={model.decoder_seq} over layout.tensor={layout.tensor}, which does not "
