@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten
 
 Table = Any
@@ -26,7 +24,7 @@ def plan(*words: str, **options: Any) -> Table:
     """Predicts, as ``trireme plan``: the candidates that are in, the fastest first; of serving, the front. ``options``: ``top=50``."""
     from launcher.cli import plan as verb
 
-    document = _document("plan", verb.main, words, options)
+    document = _document(verb.main, words, options)
     rows = document.pop("layouts" if "layouts" in document else "front")
     return table([flatten(row) for row in rows], document)
 
@@ -35,7 +33,7 @@ def size(*words: str, **options: Any) -> Table:
     """Sizes a model, as ``trireme size``: the choice, then the alternatives. ``options``: ``gpus=64, days=10, tokens=300e9``."""
     from launcher.cli import size as verb
 
-    document = _document("size", verb.main, words, options)
+    document = _document(verb.main, words, options)
     return table([flatten(row) for row in (document["choice"], *document.pop("alternatives"))], document)
 
 
@@ -43,7 +41,7 @@ def search(*words: str, **options: Any) -> Table:
     """Searches, as ``trireme search``: the trials that it measured, ranked. The same call continues a search that was interrupted."""
     from launcher.cli import search as verb
 
-    document = _document("search", verb.main, words, options)
+    document = _document(verb.main, words, options)
     return _ranked(document["search"], _folder(words), document)
 
 
@@ -85,18 +83,11 @@ def _ranked(name: str | None, folder: str, document: Mapping[str, Any]) -> Table
     return table(trial_rows(caught_up(store, lambda: store.sweep(name))), document)
 
 
-def _document(name: str, verb: Callable[[list[str]], int], words: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def _document(verb: Callable[[list[str]], int], words: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the document that a verb prints with ``--json``."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), _arguments():
-        try:
-            verb([*words, *_options(options), "--json"])
-        except SystemExit as error:  # of a parser, which has printed why
-            if not error.code:
-                raise
-            raise ConfigError(
-                f"{shlex.join(['trireme', name, *words, *_options(options)])} is not a command; see 'trireme {name} -h'"
-            ) from None
+        verb([*words, *_options(options), "--json"])
     return dict(json.loads(said.getvalue()))
 
 

@@ -95,7 +95,7 @@ def test_a_search_gives_the_trials_that_it_measured(tmp_path: Path, monkeypatch:
     [
         (lambda: plan("recipe=nobody"), "nobody"),
         (lambda: plan(top=0), "--top=0 must be 1 or more"),
-        (lambda: plan(tpo=3), "trireme plan --tpo=3 is not a command; see 'trireme plan -h'"),
+        (lambda: plan(tpo=3), "unrecognized arguments: --tpo=3; did you mean --top"),
         (lambda: size(gpus=8), "--tokens is missing"),
         (lambda: rank("nobody", "nowhere"), "nowhere"),
         (lambda: launcher.sweep("model=gpt_tiny", "layout.tensr=2"), "layout.tensr"),

@@ -17,7 +17,10 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = rooms()
 DEFECTS = [(room, defect) for room, defects in ROOMS.items() for defect in defects]
-TRAINER = ("tensor", "context", "experts", "latent", "state", "pipeline", "data", "checkpoint", "tuning", "generate", "convert", "measure")
+TRAINER = (
+    *("tensor", "context", "slices", "experts", "latent", "pairs", "state", "pipeline", "data", "checkpoint", "tuning", "generate"),
+    *("convert", "measure"),
+)
 PREDICTION = ("cost", "planning", "tables")
 LAUNCHER = ("sweep", "trials", "slurm", "kubernetes", "config", "stages", "tracking")
 AT_LEAST = {TRAINER: 24, PREDICTION: 8, LAUNCHER: 20}

@@ -298,11 +298,11 @@ class EnteredSequence(nn.Module):
         self.region = region
 
     def forward(self, x: Tensor) -> Tensor:
-        whole: Tensor = _Enter.apply(x, self.region)
+        whole: Tensor = _Entered.apply(x, self.region)
         return whole
 
 
-class _Enter(torch.autograd.Function):
+class _Entered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
         ctx.region = region

@@ -70,8 +70,8 @@ DEFECTS = [
     Defect(
         "dropout of attention counts positions within a rank's sequence",
         "trainer/tensor/dropout.py",
-        "length, weights.device)\n",
-        "keys, weights.device)\n",
+        "length, weights.device, keys)\n",
+        "keys, weights.device, keys)\n",
         LAYOUTS,
     ),
     Defect(
