@@ -290,29 +290,6 @@ class ShardedPositionEmbedding(nn.Module):
         return x + rows_at(self.weight, self.region.runs(x.shape[0])).unsqueeze(1)
 
 
-class EnteredSequence(nn.Module):
-    """Makes a sequence [s, b, h] whole on every tensor rank, for layers that each leave a part of its gradient: those are summed once."""
-
-    def __init__(self, region: Region):
-        super().__init__()
-        self.region = region
-
-    def forward(self, x: Tensor) -> Tensor:
-        whole: Tensor = _Entered.apply(x, self.region)
-        return whole
-
-
-class _Entered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
-        ctx.region = region
-        return x.view_as(x) if region.parts == 1 else ready(region.gather(x))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ready(ctx.region.sum(gradients[0].clone(memory_format=torch.contiguous_format))), None
-
-
 class SumOverRanks(nn.Module):
     """The sum of x over the ranks of a group, each of which continues with all of it, so its gradient is summed too."""
 

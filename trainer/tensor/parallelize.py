@@ -23,12 +23,11 @@ from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.context import HeadExchange, KeyExchange
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.eight_bits import EightBitProduct
+from trainer.tensor.entered import EnteredHeads
 from trainer.tensor.experts import ExpertBalance, ExpertDispatcher, ShardedExpertLinear, ShardedRouter
 from trainer.tensor.fused import FusedProducts
-from trainer.tensor.latent import EnteredHeads
 from trainer.tensor.layers import (
     ColumnLinear,
-    EnteredSequence,
     Gradients,
     LowRank,
     RowLinear,
@@ -82,7 +81,7 @@ class Parallelizer:
                     _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
         for name, part in list(model.named_children()):
             if isinstance(part, Entry):
-                _set(model, name, EnteredSequence(self.region))
+                _set(model, name, EnteredHeads(self.region))
         return list(self.made.values())
 
     def _replace(self, model: Transformer, path: str, part: ParameterModule, unit: str) -> None:

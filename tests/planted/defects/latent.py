@@ -12,7 +12,7 @@ TEXTS = "tests/generate/test_generate.py -k deepseek"
 DEFECTS = [
     Defect(
         "the key that all heads share has the gradient of this rank's heads",
-        "trainer/tensor/latent.py",
+        "trainer/tensor/entered.py",
         "return ready(self.region.sum(dy.contiguous().clone()))",
         "return dy if self.region.parts == 1 else ready(self.region.sum(dy.contiguous().clone()))",
         NAMED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.planted.defect import Defect
 
-MODEL, RUNTIME, LAYERS = "trainer/models/encoder_decoder.py", "trainer/pipeline/runtime.py", "trainer/tensor/layers.py"
+MODEL, RUNTIME = "trainer/models/encoder_decoder.py", "trainer/pipeline/runtime.py"
 SPANS, PARALLEL, DROPOUT = "trainer/data/spans.py", "trainer/tensor/parallelize.py", "trainer/tensor/dropout.py"
 NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
 LAYOUTS = f"{NUMBER}[2] {NUMBER}[3] {NUMBER}[4]"
@@ -13,10 +13,10 @@ BALANCE = "tests/shared/test_stage_balance.py"
 
 DEFECTS = [
     Defect(
-        "the gradient of an encoder's output is that of a tensor rank's own heads",
-        LAYERS,
-        "return ready(ctx.region.sum(gradients[0].clone(memory_format=torch.contiguous_format))), None",
-        "return gradients[0][: gradients[0].shape[0] // ctx.region.parts], None",
+        "an encoder's output enters a tensor rank as it is",
+        PARALLEL,
+        "_set(model, name, EnteredHeads(self.region))",
+        "pass",
         LAYOUTS,
     ),
     Defect(

@@ -1,4 +1,4 @@
-"""The way of what all heads share, such as the key with the position in latent attention, to the heads of every tensor rank."""
+"""The way of what all heads share to the heads of every tensor rank: the key with the position of latent attention, an encoder's output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: EnteredHeads) -> Tensor:
         ctx.layer = layer
-        return layer.compute(x)
+        return layer.compute(x) if layer.region.parts > 1 else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
