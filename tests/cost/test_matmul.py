@@ -55,7 +55,7 @@ def test_the_best_shape_reaches_what_was_measured_on_each_device() -> None:
         device = Device.of(HARDWARE[name], 8)
         n = 16384
         reached = 2 * n**3 / float(matmul.seconds(device, "bf16", SHIPPED, n, n, n))
-        assert 0.6 * best < reached < best
+        assert 0.55 * best < reached < best
 
 
 def test_misaligned_inner_lengths_are_slower() -> None:

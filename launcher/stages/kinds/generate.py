@@ -9,6 +9,7 @@ from launcher.config import Config, check_ours
 from launcher.config.rules import generating
 from launcher.stages import predicted
 from launcher.stages.stage import MODEL, PLACE, ArtifactKinds, PlannedStage, Stage, StagePlan, check_tokenizer
+from launcher.trials.identity import NEWER_THAN_STAGES, leave_out
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
@@ -44,6 +45,7 @@ class GenerateStage(Stage):
         config = generating(config, self.taken(before).model)
         check_tokenizer(self)
         content = settings | {"layout": to_dict(config.layout), "precision": config.run.precision}
+        leave_out(content, [newer for newer in NEWER_THAN_STAGES if newer[0] == "layout"])
         return StagePlan(config=config, content=content, settings=settings)
 
     def told(self, item: PlannedStage) -> dict[str, Any]:

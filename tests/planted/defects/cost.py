@@ -66,7 +66,7 @@ DEFECTS = [
     Defect(
         "full recomputation costs what selective does",
         "trainer/shared/run/flops.py",
-        "again = each - skipping * matrix_flops(model.seq, model.hidden * model.ffn)",
+        "again = each - skipping * matrix_flops(tokens, model.hidden * model.ffn)",
         "again = float(attention_core_flops(model.seq, model.hidden))",
         "tests/trainer/test_parts.py",
     ),
