@@ -53,8 +53,8 @@ DEFECTS = [
     Defect(
         "padding of examples is learnt",
         INSTRUCTIONS,
-        "[~self.end] * (self.seq + 1 - len(example))",
-        "[self.end] * (self.seq + 1 - len(example))",
+        "[padded(example, width, ~self.end) for example in examples]",
+        "[padded(example, width, self.end) for example in examples]",
         "tests/tuning/test_instructions.py",
     ),
     Defect(

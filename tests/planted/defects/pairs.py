@@ -50,8 +50,8 @@ DEFECTS = [
     Defect(
         "a decoder's queries see keys behind them",
         MODEL,
-        "super().__init__(c, output_std(c), StackCore(c, stack, causal=stack == DECODER), None)",
-        "super().__init__(c, output_std(c), StackCore(c, stack, causal=False), None)",
+        "StackCore(c, stack, causal=stack == DECODER), None)",
+        "StackCore(c, stack, causal=False), None)",
         "tests/convert/test_t5.py",
     ),
     Defect(

@@ -33,8 +33,8 @@ DEFECTS = [
     Defect(
         "a recomputed block is differentiated at other inputs",
         "trainer/pipeline/recompute.py",
-        "inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]",
-        "inputs = [(tensor.detach() * 1.01).requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]",
+        "inputs = [t if t is None else t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors]",
+        "inputs = [t if t is None else (t.detach() * 1.01).requires_grad_(t.requires_grad) for t in ctx.saved_tensors]",
         LAYOUTS,
     ),
     Defect(
@@ -47,8 +47,8 @@ DEFECTS = [
     Defect(
         "each tensor rank sends the first part of a boundary",
         RUNTIME,
-        "tensor = tensor.chunk(self.split.group.size)[self.split.group.index]",
-        "tensor = tensor.chunk(self.split.group.size)[0]",
+        "tensor.chunk(parts)[self.split.group.index if parts > 1 else 0]",
+        "tensor.chunk(parts)[0]",
         LAYOUTS,
     ),
     Defect(
