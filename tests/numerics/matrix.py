@@ -596,6 +596,7 @@ def _traits_of_pairs(case: Case) -> dict[str, Any]:
     return {
         "pairs cut": (tuple(sorted(where)), layout["schedule"]),
         "pairs at": (model["positions"], layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1),
+        "pairs without use for a stream": len(counts) > 1 and counts[-1] == 0,
         "pairs tied": (model["tied"], layout["pipeline"] > 1, layout["schedule"] == "interleaved"),
         "pairs recomputed": (layout["recompute"], model["dropout"] > 0, model["attention"]),
         "pairs sharded": (layout["sharding"]["params"] > 1, layout["sharding"]["optimizer"] > 1, layout["pipeline"] > 1),

@@ -226,5 +226,6 @@ def test_designed_pairs_reach_what_any_encoder_and_decoder_could_have(pytestconf
     assert {(at, tensor) for at, tensor, *_ in reached["pairs at"]} >= {*itertools.product(("relative", "learned", "none"), (False, True))}
     assert {recompute for recompute, *_ in reached["pairs recomputed"]} == {*RECOMPUTE}
     assert {(tied, split) for tied, split, _ in reached["pairs tied"]} == {*itertools.product((False, True), repeat=2)}
+    assert reached["pairs without use for a stream"] == {False, True}
     assert reached["pairs of data"] == {"synthetic", "corpus", "instructions"}
     assert {(1, 1)} <= reached["pairs' tokens"] and reached["pairs in training"] >= {"full", "lora"}
