@@ -229,3 +229,9 @@ def test_designed_pairs_reach_what_any_encoder_and_decoder_could_have(pytestconf
     assert reached["pairs without use for a stream"] == {False, True}
     assert reached["pairs of data"] == {"synthetic", "corpus", "instructions"}
     assert {(1, 1)} <= reached["pairs' tokens"] and reached["pairs in training"] >= {"full", "lora"}
+
+
+def test_streams_are_sent_in_parts_beside_whole_tables_and_come_back_from_a_stage_without_use_for_them(matrix: Matrix) -> None:
+    pair = {"family": "t5", "layers": 4, "encoder_layers": 2, "seq": 12, "decoder_seq": 8, "ffn": 24}
+    matrix.check([Case({"tensor": 2, "pipeline": 2}, pair)])
+    matrix.check([Case({"pipeline": 2, "stage_layers": [4, 0]}, pair)])
