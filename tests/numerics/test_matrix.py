@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 from numerics.matrix import (
     FAMILY_KINDS,
     LEVELS,
     ROPES,
     STEPS,
     TASKS,
+    VOCAB,
     WHOLE,
     Case,
     Matrix,
@@ -24,6 +26,7 @@ from numerics.matrix import (
 
 from tests.farm import Farm
 from trainer.shared.run.schema import EXCHANGES, METHODS, POSITIONS, RECOMPUTE, ROUTERS
+from trainer.shared.run.spans import SENTINELS
 
 pytestmark = pytest.mark.slow
 
@@ -235,3 +238,9 @@ def test_streams_are_sent_in_parts_beside_whole_tables_and_come_back_from_a_stag
     pair = {"family": "t5", "layers": 4, "encoder_layers": 2, "seq": 12, "decoder_seq": 8, "ffn": 24}
     matrix.check([Case({"tensor": 2, "pipeline": 2}, pair)])
     matrix.check([Case({"pipeline": 2, "stage_layers": [4, 0]}, pair)])
+
+
+def test_padding_behind_a_prompt_changes_nothing(matrix: Matrix) -> None:
+    pair = {"family": "t5", "layers": 4, "encoder_layers": 2, "decoder_seq": 20, "ffn": 24, "vocab": VOCAB + SENTINELS}
+    less, more = matrix.trained([Case({}, pair | {"seq": seq}, data={"kind": "instructions"}) for seq in (40, 48)])
+    torch.testing.assert_close(less["losses"], more["losses"], rtol=1e-10, atol=0)
