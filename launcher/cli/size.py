@@ -95,7 +95,7 @@ def parser() -> VerbParser:
     made.add_argument("--parameters", type=float, help="a model of this size, such as 20e9, instead of the largest")
     made.add_argument("--family", default=ModelConfig.family, choices=SIZED, help="architecture (default: %(default)s)")
     made.add_argument("--vocab", type=int, help="vocabulary (default: the family's)")
-    made.add_argument("--seq", type=int, help="sequence length (default: the family's, 2048 or 512)")
+    made.add_argument("--seq", type=int, help="sequence length (default: 2048)")
     made.add_argument("--tflops", type=float, help="TFLOP/s that a GPU executes, instead of the cost model's prediction")
     made.add_argument("--recompute", choices=RECOMPUTE, help="recomputation that --tflops counts (default: none)")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -177,7 +177,7 @@ def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Second
             )
         return ModelSizeOption("asked", model, tokens, days), []
     assert budget is not None and seconds is not None, "checked: GPUs and days are given"
-    choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, arguments.seq)
+    choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, arguments.seq or 2048)
     return choice, alternatives(choice, budget, seconds)
 
 

@@ -37,15 +37,14 @@ def family_defaults(family: str) -> FamilyDefaults:
     return FAMILY_DEFAULTS[family]
 
 
-def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int | None = None) -> ModelConfig:
+def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int = 2048) -> ModelConfig:
     """Returns the model of ``family`` with about ``parameters`` parameters (embeddings, biases and norms included)."""
     defaults = family_defaults(family)
-    seq = seq or defaults.seq
     if not SMALLEST <= parameters <= LARGEST:
         raise ConfigError(f"a model of {parameters:.3g} parameters is outside the known range; ask for {SMALLEST:g} to {LARGEST:g}")
     vocab = vocab or defaults.vocab
     for reference in defaults.models:
-        published = build_reference(family, reference, seq)
+        published = build(family, reference.layers, reference.hidden, reference.heads, defaults.vocab, seq)
         if abs(math.log(count(published) / parameters)) <= SAME_SIZE:
             return dataclasses.replace(published, vocab=vocab)
     hidden = interpolate(family, parameters, lambda a: a.hidden, beyond=1 / 3)
@@ -64,18 +63,11 @@ def count(model: ModelConfig) -> float:
     return float(Shape.of(model).parameters)
 
 
-def build_reference(family: str, reference: ReferenceModel, seq: int) -> ModelConfig:
-    """Returns a published model, with its own vocabulary."""
-    vocab = FAMILY_DEFAULTS[family].vocab
-    model = build(family, reference.layers, reference.hidden, reference.heads, vocab, seq)
-    return model if reference.ffn is None else dataclasses.replace(model, ffn=reference.ffn)
-
-
 def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ModelConfig:
     """Returns a model with the family's MLP width and key/value heads filled in."""
     defaults = FAMILY_DEFAULTS[family]
     multiple = defaults.ffn_multiple
-    ffn = multiple * math.ceil(round(defaults.ffn_share * hidden / multiple, 9)) if multiple else 4 * hidden
+    ffn = multiple * math.ceil(8 * hidden / 3 / multiple) if multiple else 4 * hidden
     model = resolve_model(ModelConfig(family, layers, hidden, heads, heads, ffn, vocab, seq))
     if defaults.grouped_above is not None and heads % 8 == 0 and count(model) > defaults.grouped_above:
         # grouped queries free parameters, which go to the MLP: Llama 2 70B has 1.3 times the width, Llama 3.1 405B 1.22 times
@@ -89,7 +81,7 @@ def interpolate(family: str, parameters: float, value: Callable[[ReferenceModel]
     Outside of them, returns the nearest model's value times (its size ratio) ** ``beyond``.
     """
     defaults = FAMILY_DEFAULTS[family]
-    points = [(count(build_reference(family, a, defaults.seq)), value(a)) for a in defaults.models]
+    points = [(count(build(family, a.layers, a.hidden, a.heads, defaults.vocab, 2048)), value(a)) for a in defaults.models]
     return log_interpolate(points, parameters, beyond)
 
 

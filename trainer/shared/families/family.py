@@ -118,7 +118,6 @@ class ReferenceModel:
     hidden: int
     heads: int
     lr: float
-    ffn: int | None = None  # None: by the family's rule
 
 
 @dataclass(frozen=True)
@@ -132,9 +131,7 @@ class FamilyDefaults:
     weight_decay: float = 0.1
     warmup_tokens: float | None = None  # None: 0.15 % of all steps
     constant_end: float = 0.0  # part of a run at the final learning rate
-    ffn_multiple: int | None = None  # gated: ``ffn_share`` of hidden rounded up to a multiple of this; None: 4 hidden
-    ffn_share: float = 8 / 3
-    seq: int = 2048
+    ffn_multiple: int | None = None  # SwiGLU: 8/3 hidden rounded up to a multiple of this; None: 4 hidden
     grouped_above: float | None = None  # parameters above which a model has 8 key/value heads; None: one per head in all
 
 
