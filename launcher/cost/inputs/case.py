@@ -37,7 +37,7 @@ class Case:
 
     @cached_property
     def stacks(self) -> tuple[Case, ...]:
-        """The same question about each stack of the model by itself; the last one has the head."""
+        """Asks the same about each stack of the model by itself; the last one has the head."""
         shapes = self.shape.stacks
         return (self,) if len(shapes) == 1 else tuple(replace(self, shape=shape) for shape in shapes)
 

@@ -15,7 +15,7 @@ class BoundaryTensors(NamedTuple):
 
 
 class StreamTensors(NamedTuple):
-    """The same of a network with two stacks, at every boundary: blocks of one stack leave the other's stream as it is."""
+    """The tensors of a network with two stacks, at every boundary: blocks of one stack leave the other's stream as it is."""
 
     encoder: Any  # the residual stream of the encoder; behind its last block, its output
     decoder: Any  # likewise; before its first block, the embedded tokens
