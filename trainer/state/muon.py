@@ -24,7 +24,7 @@ from trainer.state.optimizer import AdamW
 from trainer.state.parameters import OptimizerShard
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
-"""Coefficients of the polynomial a x + b x^3 + c x^5, whose repetition takes singular values from (0, 1] into [0.68, 1.13] (Jordan et al. 2024)."""
+"""The factors a, b, c of a x + b x^3 + c x^5, whose repetition takes singular values from (0, 1] into [0.68, 1.13] (Jordan et al. 2024)."""
 
 SCALES: dict[str, Callable[[int, int], float]] = {
     "rms": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
