@@ -141,12 +141,17 @@ class LeftOut:
 
 
 def runs_of(tables: Sequence[str]) -> list[MeasuredRun]:
+    """The rows of some tables, as ``distinct`` has them."""
+    return distinct([read(table) for table in tables])
+
+
+def distinct(tables: Sequence[Sequence[MeasuredRun]]) -> list[MeasuredRun]:
     """The rows of some tables. What an earlier table has is left out of later ones: one may be a part of another, and its rows would count
     twice, or their source would be known when it is left out under one of its names."""
     found: list[MeasuredRun] = []
     for table in tables:
         had = {_cells(row) for row in found}
-        found += [row for row in read(table) if _cells(row) not in had]
+        found += [row for row in table if _cells(row) not in had]
     return found
 
 
@@ -162,7 +167,13 @@ def left_out(tables: Sequence[str]) -> LeftOut:
         raise ConfigError(f"{' '.join(tables)} have step times of fewer than two sources, so that none can be predicted without its own")
     problem = FitProblem.of_cases(asked, measured)
     fitted = left_out_parameters(problem, fit(problem))
-    time, causes = np.zeros((2, len(asked), len(WIDTH_OF_PART)))
+    return LeftOut(asked, *predicted_without(problem, fitted), problem.measured, fitted)
+
+
+def predicted_without(problem: FitProblem, fitted: Mapping[str, Parameters]) -> tuple[np.ndarray, np.ndarray]:
+    """Predicts the rows of each source with the parameters that are given for it: (n, k) seconds by part, and by the part that they hang
+    on. Zeros for rows of other sources."""
+    time, causes = np.zeros((2, len(problem.measured), len(WIDTH_OF_PART)))
     for source, parameters in fitted.items():
         for case, members in problem.cases:
             mine = [place for place, row in enumerate(members) if problem.sources[row] == source]
@@ -172,7 +183,7 @@ def left_out(tables: Sequence[str]) -> LeftOut:
             found = estimate(replace(case, constants=constants, device=device))
             for seconds, by in ((time, found.time), (causes, found.causes)):
                 seconds[np.array(members)[mine]] = columns(by, len(members))[mine]
-    return LeftOut(asked, time, causes, problem.measured, fitted)
+    return time, causes
 
 
 def likeliest(missed: Sequence[Missed], start: Widths, rounds: int = 60) -> Widths:

@@ -22,6 +22,12 @@ CLOUDS = (
 )  # fmt: skip
 """Gb/s that an instance of a cloud has for its devices, by the provider's documentation."""
 
+EFA = 55
+"""Microseconds of a step between nodes over Amazon's EFA: what steps of rings and trees take in nccl-tests of up to 256 MiB, all-gathers and
+all-reduces on 2 to 32 nodes of H100 (crazyguitar/aws-gpu-communication-benchmark) and all-reduces on 4 of B200 (stas00/ml-engineering), with the
+least square of the logarithm of predicted over measured, each of the three tables counted once. A write of 8 bytes alone takes 18 to 20
+(aws-ofi-nccl, src/tuner)."""
+
 _FAST = re.compile(r"(?<!no )(?:nvlink|nvswitch|infinity fabric|xgmi)", re.IGNORECASE)
 _PCIE = re.compile(r"\bpcie\b", re.IGNORECASE)
 _COUNT = r"(?:(?P<count>\d+)\s*[x×]\s*(?:[A-Za-z][\w-]*\s+){0,2}?)?"
@@ -33,9 +39,10 @@ _ONE_PER_NODE = re.compile(r"\befa\b|ethernet|\d\s?gbe\b|\btcp\b|\bin all\b|tota
 
 
 class Links(NamedTuple):
-    """Rates in 1e9 bytes/s and device, and devices that share a domain; None: not said."""
+    """Rates in 1e9 bytes/s and device, microseconds of a message between nodes, and devices that share a domain; None: not said."""
 
     network: float | None
+    latency: float | None
     inside: float | None
     domain: int | None
 
@@ -44,7 +51,8 @@ def links_of(words: str, per_node: int) -> Links:
     """What ``words`` say of nodes of ``per_node`` devices."""
     domain = re.search(r"NVLink domain (\d+)", words)
     on_pcie = _PCIE.search(words) and not _FAST.search(words)
-    return Links(network_rate(words, per_node), PCIE if on_pcie else None, int(domain.group(1)) if domain else None)
+    latency = EFA if re.search(r"\befa\b", words, re.IGNORECASE) else None
+    return Links(network_rate(words, per_node), latency, PCIE if on_pcie else None, int(domain.group(1)) if domain else None)
 
 
 def network_rate(words: str, per_node: int) -> float | None:

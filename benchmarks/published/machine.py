@@ -24,7 +24,7 @@ USABLE = 1.06
 
 def machine_cells(row: RawRow) -> dict[str, Any]:
     """Cells of the device and its links; None where the hardware file's value stands, or where the device is not known."""
-    names = ("hardware", "gpus_per_node", "memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs")
+    names = ("hardware", "gpus_per_node", "memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs", "network_latency_us")
     gpu, known, cells = row.text("gpu"), shipped_hardware(), dict[str, Any].fromkeys(names)
     name = gpu if gpu in known else next((file for pattern, file in GPUS if re.search(pattern, gpu, re.IGNORECASE)), None)
     if name is None:
@@ -38,7 +38,8 @@ def machine_cells(row: RawRow) -> dict[str, Any]:
         cells["memory_bandwidth_gbs"] = float(found.group(1)) * 1000
     if links.inside or re.search("PCIe", gpu, re.IGNORECASE):
         cells["link_gbs"] = float(min(config.link_gbs or PCIE, PCIE))
-    return cells | {"hardware": name, "gpus_per_node": per_node, "network_gbs": links.network, "link_domain": links.domain}
+    cells |= {"network_gbs": links.network, "network_latency_us": links.latency, "link_domain": links.domain}
+    return cells | {"hardware": name, "gpus_per_node": per_node}
 
 
 def _per_node(row: RawRow, words: str, config: HardwareConfig) -> int:

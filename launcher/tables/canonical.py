@@ -119,6 +119,7 @@ COLUMNS = {
         TableColumn(
             "network_gbs", "bandwidth between nodes, per device and direction, in 1e9 bytes/s; unknown = the hardware file's", "number"
         ),
+        TableColumn("network_latency_us", "time of one message between nodes; unknown = the hardware file's", "number", absent=UNKNOWN),
         # the trainer
         TableColumn("trainer", "profile of the trainer, a file of conf/trainer; unknown = conf/trainer/unknown.yaml", "text"),
         TableColumn("trainer_changes", "keys of the profile in which this run differs: overlap.gradients=false ..., or none", "text"),

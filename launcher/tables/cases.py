@@ -125,7 +125,7 @@ def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> CostMod
     name = row.known("hardware")
     if name not in hardware:
         raise Unanswerable(f"no hardware file {name}")
-    cells = ("memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs")
+    cells = ("memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs", "network_latency_us")
     changes = {cell: row[cell] for cell in cells if row[cell] is not None}
     config = dataclasses.replace(hardware[name], **changes)
     cluster = ClusterConfig(gpus_per_node=row.known("gpus_per_node"), hardware=config)

@@ -44,7 +44,7 @@ TAILS = 4.0
 STEP = 0.02
 """Change of a logarithm over which slopes are taken."""
 RATE = "rate of matrix products"
-MACHINE = ("gpus_per_node", "memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs")
+MACHINE = ("gpus_per_node", "memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs", "network_latency_us")
 """Cells that make a machine of its own of a row."""
 MATTERS = 1e-4
 """Parameters whose logarithm moves that of every step time by a smaller part than this have no part in the update."""

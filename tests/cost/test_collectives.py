@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.published.interconnect import EFA
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.groups import PlacedGroup
@@ -59,6 +60,30 @@ def test_published_bus_bandwidths_are_met_from_kilobytes_to_gigabytes() -> None:
 def test_large_payloads_are_met_closely_on_one_node_and_on_four() -> None:
     errors = [abs(ratio(row) - 1) for row in published() if float(row["payload_bytes"]) > 1e9]
     assert len(errors) > 30 and statistics.median(errors) < 0.1 and sorted(errors)[int(0.9 * len(errors))] < 0.2
+
+
+def over_efa(latency_us: float) -> dict[str, list[float]]:
+    """Errors of nccl-tests on 2 to 32 nodes of eight H100 (crazyguitar/aws-gpu-communication-benchmark, data/nccl_*.csv), by collective."""
+    device = dataclasses.replace(Device.of(HARDWARE["h100"], 8), network_latency=latency_us * 1e-6)
+    found: dict[str, list[float]] = {"all_gather": [], "all_reduce": []}
+    for row in csv.DictReader((Path(__file__).parent / "data" / "efa.csv").read_text().splitlines()):
+        size, payload = int(row["gpus"]), float(row["mib"]) * 2**20
+        seconds = getattr(collectives, row["collective"])(device, SHIPPED, PlacedGroup(size, 8, 8), payload)
+        found[row["collective"]].append(abs(float(seconds) / (payload / (float(row["algbw_gb_s"]) * 1e9)) - 1))
+    return found
+
+
+def test_steps_over_efa_are_met_where_latency_is_most_of_them() -> None:
+    errors, usual = over_efa(EFA), over_efa(Device.of(HARDWARE["h100"], 8).network_latency * 1e6)
+    assert len(errors["all_gather"]) + len(errors["all_reduce"]) == 40
+    assert max(map(max, errors.values())) < 1 / 3 < 1 / 2 < max(map(max, usual.values()))
+    assert all(statistics.median(found) < 0.21 for found in errors.values()) and statistics.median(usual["all_reduce"]) > 0.4
+
+
+def test_a_tree_passes_every_rank_of_a_node_and_the_logarithm_of_the_nodes() -> None:
+    device = dataclasses.replace(DEVICES["A100"], link_latency=1.0, network_latency=100.0)
+    steps = [float(collectives.tree_latency(device, SHIPPED, PlacedGroup(8 * nodes, 8, 8))) - SHIPPED.launch for nodes in (1, 2, 8)]
+    assert steps == pytest.approx([3, 14 + 200, 14 + 600])
 
 
 @given(st.floats(1e3, 1e11), st.integers(1, 64))

@@ -25,8 +25,15 @@ def bus(device: Device, constants: Constants, group: PlacedGroup) -> Array:
     return np.where(group.far > 1, np.minimum(link, network), link)
 
 
+def tree_latency(device: Device, constants: Constants, group: PlacedGroup) -> Array:
+    """Seconds before the first sum has come down a tree: between domains, and where there are several, along a chain of the ranks of each,
+    up and down (NCCL's own estimate, src/graph/tuning.cc)."""
+    chain = np.where(group.far > 1, 2 * (group.near - 1), np.log2(np.maximum(group.near, 1)))
+    return constants.launch + chain * device.link_latency + 2 * np.log2(np.maximum(group.far, 1)) * device.network_latency
+
+
 def latency(device: Device, constants: Constants, group: PlacedGroup) -> Array:
-    """Seconds before the first byte has gone round a tree."""
+    """Seconds before the first byte has come to all."""
     hops = np.log2(np.maximum(group.near, 1)) * device.link_latency + 2 * np.log2(np.maximum(group.far, 1)) * device.network_latency
     return constants.launch + hops
 
@@ -46,7 +53,7 @@ def _run(device: Device, constants: Constants, group: PlacedGroup, share: Array,
     volume = share * payload
     ramp_bytes = constants.ramp * np.minimum(device.link, rate / constants.link)
     ramp = 1 + ramp_bytes / (payload + ramp_bytes)
-    wait = latency if operation == "all_reduce" else ring_latency
+    wait = tree_latency if operation == "all_reduce" else ring_latency
     seconds = (wait(device, constants, group) + volume / rate * ramp) * missed(device, operation, group, payload)
     return np.where((np.asarray(group.size) > 1) & (np.asarray(payload) > 0), seconds, 0.0)
 
