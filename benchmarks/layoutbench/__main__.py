@@ -2,10 +2,11 @@
 
     python -m benchmarks.layoutbench [RAW.csv ...] [--peer NAME=FOLDER ...] [--freeze] [--write]
 
-Predicts the runs of benchmarks/published/data and of the tables that are given, in the form in which they were published, and prints: our own
-figures where a run's source had a part in the fit, where it had none, and where nothing of its kind had; those of the peers whose
-folders are given (a clone of calculon, llm-analysis, simumax), on the runs that each can express and on those that all can; and those of one
-line of arithmetic, the model's operations over a fixed share of the peak. --write puts the tables into docs/layoutbench.md. Minutes.
+Predicts the runs of benchmarks/published/data and of the tables that are given, in the form in which they were published, and prints:
+our own figures where a run's source had a part in the fit, where it had none, and where nothing of its kind had; those of the peers
+whose folders are given (a clone of calculon, llm-analysis, simumax), on the runs that each can express and on those that all can; and
+those of one line of arithmetic, the model's operations over a fixed share of the peak. --write puts the tables into
+docs/layoutbench.md. Minutes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Bench:
         by = defaultdict(list)
         for source, error in zip(self.sources[chosen], np.abs(ratios - 1).tolist()):
             by[source].append(error)
-        ranked = sweeps([_told(self.believed[i], float(seconds[i])) for i in chosen])
+        ranked = sweeps([_told(self.believed[i], float(seconds[i])) for i in chosen.tolist()])
         correlations = [one.correlation for one in ranked if one.correlation is not None]
         return Figures(
             len(chosen),
@@ -176,7 +177,9 @@ def bench_of(rows: Sequence[MeasuredRun], peers: Mapping[str, Path]) -> Bench:
         try:
             peer = PEERS[name](folder)
         except ImportError as error:
-            raise ConfigError(f"--peer {name}={folder} cannot be used: {error}; give a clone of its repository, and what it needs") from None
+            raise ConfigError(
+                f"--peer {name}={folder} cannot be used: {error}; give a clone of its repository, with what it needs"
+            ) from None
         seconds[name] = asked(peer, cases)
     return Bench(splits, believed, seconds)
 

@@ -1,7 +1,7 @@
 """Other predictors of a training step behind one method: seconds of a case, or why it cannot be said.
 
-A peer is used as its repository has it, from a folder that is given; nothing of it is here. It gets a machine that it ships a description of,
-and the run as near as its inputs come to it.
+A peer is used as its repository has it, from a folder that is given; nothing of it is here. It gets a machine that it ships a description
+of, and the run as near as its inputs come to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from launcher.tables.cases import TableCase
 
@@ -64,8 +64,8 @@ def machine(case: TableCase, names: dict[str, str]) -> str:
 class Calculon:
     """Calculon (Isaev, McDonald, Dennison & Vuduc, SC 2023): systems as shipped. A gated MLP is one of 1.5 times the width."""
 
-    SYSTEMS = {"a100_80": "a100_80g", "h100": "h100_80g_nvl8"}
-    RECOMPUTE = {"none": "none", "selective": "attn_only", "full": "full"}
+    SYSTEMS: ClassVar = {"a100_80": "a100_80g", "h100": "h100_80g_nvl8"}
+    RECOMPUTE: ClassVar = {"none": "none", "selective": "attn_only", "full": "full"}
 
     def __init__(self, folder: Path):
         sys.path.insert(0, str(folder))
@@ -76,7 +76,7 @@ class Calculon:
     def seconds(self, case: TableCase) -> float:
         dense(case)
         shards_states_alone(case)
-        shape, layout = case.shape, case.layout
+        shape = case.shape
         path = self.folder / "systems" / f"{machine(case, self.SYSTEMS)}.json"
         model = {
             "hidden": int(shape.hidden),
@@ -129,7 +129,7 @@ class Calculon:
 class LLMAnalysis:
     """llm-analysis (Li): GPU files as shipped, half of the peak and 0.9 of the memory's bandwidth as in its example of LLaMA."""
 
-    MACHINES = {
+    MACHINES: ClassVar = {
         "a100_40": "a100-sxm-40gb",
         "a100_80": "a100-sxm-80gb",
         "h100": "h100-sxm-80gb",
@@ -137,7 +137,7 @@ class LLMAnalysis:
         "v100_32": "v100-sxm-32gb",
         "mi250x": "mi250x-128gb",
     }
-    RECOMPUTE = {"none": 0, "selective": 1, "full": 4}
+    RECOMPUTE: ClassVar = {"none": 0, "selective": 1, "full": 4}
 
     def __init__(self, folder: Path):
         sys.path.insert(0, str(folder))
@@ -185,7 +185,7 @@ class SimuMax:
     """SimuMax (Moore Threads): the B200 that it ships, and an A100 with its operators' efficiencies and the links of its documentation's
     template, since the one that it ships is on PCIe."""
 
-    SYSTEMS = {"a100_80": "a100_pcie", "b200": "b200_bf16_ceperm"}
+    SYSTEMS: ClassVar = {"a100_80": "a100_pcie", "b200": "b200_bf16_ceperm"}
 
     def __init__(self, folder: Path):
         sys.path.insert(0, str(folder))

@@ -1,7 +1,7 @@
 """What our own predictions were told of a run: its source among others, all but its source, or nothing of its kind.
 
-Splits are frozen: ``splits.csv`` has the runs of each source by their hash, and the kinds that they are of. Where a source is missing there or
-has other runs, its figures are of other rows than those that were printed before, and an error says so.
+Splits are frozen: ``splits.csv`` has the runs of each source by their hash, and the kinds that they are of. Where a source is missing there
+or has other runs, its figures are of other rows than those that were printed before, and an error says so.
 """
 
 from __future__ import annotations

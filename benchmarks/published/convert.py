@@ -75,7 +75,8 @@ def assumptions(row: RawRow, source: Source, cells: Mapping[str, Any]) -> dict[s
     if cells["pipeline"] and cells["pipeline"] > 1:
         found |= dict.fromkeys(("schedule", "balance"), "by model, table and notes")
     found |= {name: "by name of the GPU" for name in ("memory_gb", "memory_bandwidth_gbs") if cells[name]}
-    return found | {name: "words of the interconnect" for name in ("link_gbs", "link_domain", "network_gbs", "network_latency_us") if cells[name]}
+    links = ("link_gbs", "link_domain", "network_gbs", "network_latency_us")
+    return found | {name: "words of the interconnect" for name in links if cells[name]}
 
 
 def precision_of(row: RawRow) -> str:

@@ -23,10 +23,10 @@ CLOUDS = (
 """Gb/s that an instance of a cloud has for its devices, by the provider's documentation."""
 
 EFA = 55
-"""Microseconds of a step between nodes over Amazon's EFA: what steps of rings and trees take in nccl-tests of up to 256 MiB, all-gathers and
-all-reduces on 2 to 32 nodes of H100 (crazyguitar/aws-gpu-communication-benchmark) and all-reduces on 4 of B200 (stas00/ml-engineering), with the
-least square of the logarithm of predicted over measured, each of the three tables counted once. A write of 8 bytes alone takes 18 to 20
-(aws-ofi-nccl, src/tuner)."""
+"""Microseconds of a step between nodes over Amazon's EFA: what steps of rings and trees take in nccl-tests of up to 256 MiB, all-gathers
+and all-reduces on 2 to 32 nodes of H100 (crazyguitar/aws-gpu-communication-benchmark) and all-reduces on 4 of B200 (stas00/ml-engineering).
+The squares of the logarithm of predicted over measured are least there, each of the three tables counted once. A write of 8 bytes alone
+takes 18 to 20 (aws-ofi-nccl, src/tuner)."""
 
 _FAST = re.compile(r"(?<!no )(?:nvlink|nvswitch|infinity fabric|xgmi)", re.IGNORECASE)
 _PCIE = re.compile(r"\bpcie\b", re.IGNORECASE)

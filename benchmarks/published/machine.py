@@ -24,21 +24,22 @@ USABLE = 1.06
 
 def machine_cells(row: RawRow) -> dict[str, Any]:
     """Cells of the device and its links; None where the hardware file's value stands, or where the device is not known."""
-    names = ("hardware", "gpus_per_node", "memory_gb", "memory_bandwidth_gbs", "link_gbs", "link_domain", "network_gbs", "network_latency_us")
+    links = ("link_gbs", "link_domain", "network_gbs", "network_latency_us")
+    names = ("hardware", "gpus_per_node", "memory_gb", "memory_bandwidth_gbs", *links)
     gpu, known, cells = row.text("gpu"), shipped_hardware(), dict[str, Any].fromkeys(names)
     name = gpu if gpu in known else next((file for pattern, file in GPUS if re.search(pattern, gpu, re.IGNORECASE)), None)
     if name is None:
         return cells | {"hardware": gpu or None}
     words, config = row.text("interconnect"), known[name]
     per_node = _per_node(row, words, config)
-    links = links_of(words, per_node)
+    said = links_of(words, per_node)
     if found := re.search(r"(\d+)\s*GB", gpu):
         cells["memory_gb"] = float(found.group(1)) * USABLE
     if found := re.search(r"(\d+(?:\.\d+)?) TB/s", gpu):
         cells["memory_bandwidth_gbs"] = float(found.group(1)) * 1000
-    if links.inside or re.search("PCIe", gpu, re.IGNORECASE):
+    if said.inside or re.search("PCIe", gpu, re.IGNORECASE):
         cells["link_gbs"] = float(min(config.link_gbs or PCIE, PCIE))
-    cells |= {"network_gbs": links.network, "network_latency_us": links.latency, "link_domain": links.domain}
+    cells |= {"network_gbs": said.network, "network_latency_us": said.latency, "link_domain": said.domain}
     return cells | {"hardware": name, "gpus_per_node": per_node}
 
 
