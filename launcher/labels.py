@@ -30,10 +30,9 @@ def _sharding_words(layout: Mapping[str, Any]) -> list[str]:
     """The point of the sharding space by its common name, where it has one."""
     sharding, data = layout.get("sharding") or {}, (layout.get("data") or 1) * layout.get("context", 1)
     factors = tuple(sharding.get(state, 1) for state in ("params", "grads", "optimizer"))
-    if set(factors) == {1}:
-        return []
     names = {(1, 1, data): "zero-1", (1, data, data): "zero-2", (data, data, data): "zero-3"}
-    return [names.get(factors, "shard-" + "/".join(map(str, factors)))]
+    words = [] if set(factors) == {1} else [names.get(factors, "shard-" + "/".join(map(str, factors)))]
+    return words + ([f"offload-{share:g}"] if (share := sharding.get("offload", 0)) else [])
 
 
 def seconds(value: float | None) -> str:

@@ -24,11 +24,13 @@ from trainer.shared.parallel.boundary import shapes_between
 from trainer.shared.parallel.placement import FOLDED
 from trainer.shared.parallel.schedule import build
 from trainer.shared.parallel.shards import Factors
+from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import micro_batches
 from trainer.shared.run.schema import ResolvedTrainConfig
 from trainer.state.bucket import BucketSettings, Precision
 from trainer.state.buffers import CollectiveQueue, Pool
 from trainer.state.gathering import Gathering
+from trainer.state.host import HostMemory
 from trainer.state.parameters import ModelParameter, OptimizerShard
 from trainer.state.sharding import ShardedState
 from trainer.tensor.context import EXCHANGE_CLASSES, HeadExchange, KeyExchange
@@ -105,7 +107,9 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
     slices = SequenceSlices(slices_of(config.model, config.layout) if config.layout.slices > 1 else ())
     region, noise = Region(groups.tensor, config.layout.sequence_parallel, groups.context, slices), Noise(config.run.seed)
     recorder, positions = Recorder(world.ledger.clock, world.ledger), positions or config.model.seq
-    state = _state(config, groups, precision, trains, world.device)
+    share = config.layout.sharding.offload if trains else 0.0
+    host = HostMemory.of(share, world, config.run.offload_path) if share else None
+    state = _state(config, groups, precision, trains, world.device, host)
     parallelizer = _parallelizer(config, groups, region, state, noise, precision)
     if mixes:
         first = groups.at["tensor"] == groups.at["context"] == groups.at["data"] == 0
@@ -116,7 +120,10 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
     ]
     for _, parameters in reversed(parts):  # backward starts in the last part
         state.add_model_part(parameters)
-    check_room(state.planned_bytes, config.run.memory_gb, world)
+    there = state.planned_host
+    check_room(state.planned_bytes, config.run.memory_gb, world, there.memory)
+    if host is not None:
+        world.group.together(lambda: host.reserve(there.file), (ConfigError,))
     state.make()
     chunks = [Chunk(part, Gathering(state, list(part.units()), part.embedding is not None), noise) for part, _ in parts]
     boundary = _boundary(config, region, precision, world.device)
@@ -137,10 +144,12 @@ def build_rank(config: ResolvedTrainConfig, world: World, positions: int | None 
     )
 
 
-def _state(config: ResolvedTrainConfig, groups: Groups, precision: Precision, trains: bool, device: torch.device) -> ShardedState:
+def _state(
+    config: ResolvedTrainConfig, groups: Groups, precision: Precision, trains: bool, device: torch.device, host: HostMemory | None
+) -> ShardedState:
     pool, queue = Pool(device), CollectiveQueue()
     one_moment = config.optimizer.one_moment
-    dense = BucketSettings(Factors.of(config.layout), groups.shared_at, groups.levels, precision, pool, queue, trains, one_moment)
+    dense = BucketSettings(Factors.of(config.layout), groups.shared_at, groups.levels, precision, pool, queue, trains, one_moment, host)
     settings = {"data": dense}
     if groups.expert_levels:
         factors = Factors.of_experts(config.layout)

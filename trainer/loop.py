@@ -251,6 +251,7 @@ class TrainingRun:
 
     def _save(self, steps: int) -> None:
         assert self.checkpoints is not None
+        self.rank.state.settle()  # states in host memory may still be updated
         self.checkpoints.save(steps, self.engine.saved, self.engine.extra())
 
     def _record(self, step: int, result: StepResult, measured: bool) -> None:

@@ -30,10 +30,14 @@ from trainer.generate.measure import draw
 from trainer.generate.session import Session
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
+from trainer.models.layers import Init
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.trial_files import METRICS, RESULT, write_outcome
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import LayoutConfig, ModelConfig, TrainConfig
+from trainer.state.host import HostMemory
+from trainer.state.optimizer import AdamW
+from trainer.state.parameters import OptimizerShard, ParameterRecord
 from trainer.step import Engine
 
 Figures = dict[str, Any]
@@ -113,6 +117,7 @@ class Probe:
         parts: list[tuple[str, Callable[[], Any]]] = [
             ("products", self.products),
             ("copy", self.copy),
+            ("host_memory", self.host_memory),
             ("block", self.block),
             ("turn", self.turn),
         ]
@@ -126,7 +131,7 @@ class Probe:
         for number, (name, measure) in enumerate(parts):
             self.tell(number, len(parts), name)
             figures = measure()
-            if name in ("products", "copy", "block", "turn", "waking"):
+            if name in ("products", "copy", "host_memory", "block", "turn", "waking"):
                 found[name] = figures
             else:
                 found["exchanges"] += figures
@@ -170,6 +175,20 @@ class Probe:
         target = torch.empty_like(source)
         own = self._best(lambda: target.copy_(source), 10 * self.extent.product_s)
         return {"bytes": self.extent.copy_bytes, "seconds": self._typical([own])[0]}
+
+    def host_memory(self) -> Figures:
+        """What offloaded optimizer states take: a copy from the device into the host's memory (and as long back), and an update there."""
+        memory, numel = HostMemory.of(1.0, self.world, None), self.extent.copy_bytes // 4
+        device, gradient = torch.ones(numel, device=self.device), memory.buffer(numel, torch.float32)
+        states = [memory.buffer(numel, torch.float32) for _ in range(3)]
+        record = ParameterRecord("w", (numel,), ((0, numel),), (numel,), Init(0.0), "matrices")
+        piece = OptimizerShard(record, 0, numel, *states, gradient, saves=True)
+        optimizer = AdamW(resolve(TrainConfig(layout=LayoutConfig(data=1)), 1).optimizer, [[piece]], torch.device("cpu"))
+        down = self._best(lambda: gradient.copy_(device, non_blocking=True), 10 * self.extent.product_s)
+        factors, skip = torch.ones(1, dtype=torch.float64), torch.zeros(())
+        update = self._best(lambda: memory.submit(optimizer.step, 1e-3, factors, skip).result(), 10 * self.extent.product_s)
+        down, update = self._typical([down, update])
+        return {"bytes": 4 * numel, "copy": down, "update": update, "update_bytes": 32 * numel}
 
     def block(self) -> Figures:
         """Host overhead of a block, a micro-batch and a step: their times with next to nothing to compute."""

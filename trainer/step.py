@@ -121,6 +121,7 @@ class Engine:
         lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
         groups, device = self.rank.groups, self.rank.device
         sum_partial(self.trained, groups.axes)
+        self.rank.state.send_late()
         balance, known = self.rank.balance, 3 + len(self.tasks)
         own = torch.zeros(known, dtype=torch.float64, device=device)
         if losses and groups.tensor.index == 0:
@@ -176,7 +177,7 @@ class Engine:
     def resume(self, extra: dict[str, float]) -> None:
         """Continue from a checkpoint that was read into ``trained``. ``extra`` of an imported model has no loss scale."""
         self.samples, self.updates = int(extra["samples"]), int(extra["updates"])
-        self.optimizer.steps.fill_(self.updates)
+        self.optimizer.begin(self.updates)
         if self.scale.dynamic and "loss_scale" in extra:
             self.scale.value, self.scale.good_steps = extra["loss_scale"], int(extra["good_steps"])
         self.rank.state.publish_updates()

@@ -29,6 +29,7 @@ class SpaceConfig:
     partial_recompute: bool = key(True, "also full recomputation of only half the blocks of a chunk")
     sequence_parallel: list[bool] = key(partial(list, (False, True)), "sequence parallelism, where layout.tensor > 1", choices=(False, True))
     sharding: str = key("levels", "sharding factors: levels (1, the replicas of a node, all) or all divisors", choices=("levels", "all"))
+    offload: list[float] = key(partial(list, (0.0,)), "shares of the optimizer states in host memory; more than 0 only if asked for, as where nothing fits", minimum=0, maximum=1)
 
 
 @dataclass

@@ -45,12 +45,26 @@ def hardware(name: str, figures: Figures, known: HardwareConfig | None = None, c
         )
     bandwidth = rounded(2 * figures["copy"]["bytes"] / figures["copy"]["seconds"] / COPY / 1e9)
     config = dataclasses.replace(config, memory_bandwidth_gbs=bandwidth)
+    config = dataclasses.replace(config, constants=config.constants | _of_host(figures))
     config = dataclasses.replace(config, sustained_tflops=_sustained(config, figures["products"], constants))
     exchanges = [{**one, "seconds": _unshared(one, figures)} for one in figures["exchanges"]]
     config = _links(config, exchanges, figures["per_node"], constants)
     kept = ("nodes", "per_node", "hosts", "device", "torch", "products", "copy", "block")
     of_requests = {key: figures[key] for key in ("turn", "waking") if key in figures}
     return dataclasses.replace(config, calibration={key: figures[key] for key in kept} | of_requests | {"exchanges": exchanges})
+
+
+def _of_host(figures: Figures) -> dict[str, float]:
+    """Rates of a copy to the host, and of updates by all ranks of one, by the names of their constants; none by probes of versions without
+    them. Ranks that are CPU processes measure a core."""
+    found = figures.get("host_memory")
+    if found is None:
+        return {}
+    sharers = figures["cores"] if figures["host"] else figures["per_node"]
+    return {
+        "pinned_link": rounded(found["bytes"] / found["copy"]),
+        "host_update": rounded(sharers * found["update_bytes"] / found["update"]),
+    }
 
 
 def measured(config: HardwareConfig, device: Device, constants: Constants = SHIPPED) -> Measured:

@@ -29,7 +29,7 @@ from launcher.cost.parts import (
     scale,
     total,
 )
-from launcher.cost.time import block, collectives, data_parallel, embedding_head, pipeline
+from launcher.cost.time import block, collectives, data_parallel, embedding_head, offload, pipeline
 from trainer.shared.parallel.boundary import boundary_elements
 
 
@@ -41,6 +41,7 @@ class Estimate:
     memory: Parts
     fits: np.ndarray
     behind_host: Parts  # of ``time``, what the device does while it waits for its host anyway
+    host: Parts  # bytes of a rank in host memory
 
     @property
     def causes(self) -> Parts:
@@ -67,7 +68,7 @@ def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     counted = sum(needed[name] for name in peak.COUNTED)
     possible = np.minimum(fits(case, total(needed)), fits(case, counted, case.budget))
     done, factor = passes(case, held), case.device.time_factor
-    return Estimate(scale(_step(case, held, done), factor), needed, possible, scale(done.behind_host, factor))
+    return Estimate(scale(_step(case, held, done), factor), needed, possible, scale(done.behind_host, factor), peak.on_host(case, held))
 
 
 def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray:
@@ -178,7 +179,7 @@ def transfer(case: Case) -> np.ndarray:
 
 
 def offloading(case: Case, held: stages.StageShare) -> np.ndarray:
-    """Seconds to copy stored block inputs to the host and back, and gradients and weights of the optimizer's shard."""
+    """Seconds to copy stored block inputs to the host and back, and gradients and weights of a shard whose states are all there."""
     f, inputs = case.trainer, case.micro_batches * held.blocks.most() * case.recomputed_blocks * activations.stored_input(case)
     shard = (held.dense.most() + held.expert.most()) / case.field("optimizer") * case.width
     return 2 * (inputs * f.recompute.inputs_on_host + shard * f.memory.optimizer_on_host) / case.constants.host_link
@@ -196,17 +197,20 @@ def once(case: Case, held: stages.StageShare, done: MicroBatchTimes) -> Parts:
     often = np.where((case.field("grads") > 1) & f.overlap.reduce_every_micro_batch & ~case.reduced_last, m, 1)
     reductions = work.scatter * often + work.reduce
     cover = np.minimum(np.maximum(often, after_first) * back, busy - hidden_gathers)  # a second hides one thing
+    there, lazy = offload.times(case, held), case.field("offload") > 0
     early = ~(f.overlap.states_wait & (case.field("optimizer") > 1) & (case.field("params") == 1))
     hidden_reductions = np.minimum(reductions * hides, cover) * early if f.overlap.gradients else 0.0
     refresh = work.refresh
-    free = busy - hidden_gathers - hidden_reductions
-    hidden_refresh = np.minimum(refresh * hides, np.minimum(before_last * ahead, free)) if f.overlap.refresh else 0.0
+    hidden_down = np.minimum(there.down * hides, cover - hidden_reductions)
+    free = np.minimum(before_last * ahead, busy - hidden_gathers - hidden_reductions - hidden_down)
+    hidden_update = np.minimum((there.update - there.first) * hides, free)
+    hidden_refresh = np.minimum(refresh * hides, free) * ~lazy if f.overlap.refresh else 0.0  # weights of the host come when needed
     crowded = c.contention * (hidden_gathers + hidden_reductions + hidden_refresh)
     return {
         GATHER: gathers - hidden_gathers + refresh - hidden_refresh,
         REDUCE: reductions - hidden_reductions + crowded + work.tied,
         UPDATE: work.optimizer,
-        OFFLOAD: offloading(case, held),
+        OFFLOAD: offloading(case, held) + there.down - hidden_down + there.update - hidden_update,
         STEP: np.full_like(busy, step_overhead(case)),
     }
 

@@ -35,6 +35,7 @@ class Prediction:
     ranks: int
     peak: float  # FLOP/s of one device at this precision
     interval_s: tuple[float, float]  # 80 % of step times lie between
+    host: dict[str, float]  # bytes of a rank in host memory by part
 
     @property
     def step_time_s(self) -> float:
@@ -43,6 +44,10 @@ class Prediction:
     @property
     def memory_bytes(self) -> float:
         return sum(self.memory.values())
+
+    @property
+    def host_bytes(self) -> float:
+        return sum(self.host.values())
 
     @property
     def counted(self) -> dict[str, float]:
@@ -172,4 +177,5 @@ def explain(result: Estimate, row: int, case: Case, widths: Widths) -> Predictio
         ranks=ranks,
         peak=case.device.peak(case.precision),
         interval_s=(float(low[0]), float(high[0])),
+        host={name: float(np.broadcast_to(values, case.table.shape)[row]) for name, values in result.host.items()},
     )

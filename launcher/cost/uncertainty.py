@@ -80,7 +80,7 @@ def coordinates(table: np.ndarray) -> np.ndarray:
     log |= {name: np.log2(table[name]) / 4 for name in ("params", "grads", "optimizer")}
     kinds = [KIND * (table["recompute"] == i) / np.maximum(table["recompute_every"], 1) for i in range(1, len(RECOMPUTE))]
     kinds += [KIND * (table["schedule"] == i) for i in range(len(SCHEDULES))]
-    return np.stack([*log.values(), *kinds, table["sequence_parallel"].astype(float)], axis=1)
+    return np.stack([*log.values(), *kinds, table["sequence_parallel"].astype(float), table["offload"]], axis=1)
 
 
 def sizes() -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.config.search import SpaceConfig
-from launcher.cost.inputs.layouts import LAYOUT_DTYPE, SHARDED, WORDS, to_table
+from launcher.cost.inputs.layouts import FACTORS, LAYOUT_DTYPE, SHARDED, WORDS, to_table
 from launcher.planning.layout_names import word
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.read import from_dict
@@ -63,6 +63,8 @@ def widen_space(wanted: Mapping[str, list[Any]], limits: SpaceConfig) -> SpaceCo
         found["recompute"] = [RECOMPUTE[code] for code in wanted["recompute"]]
     if "sequence_parallel" in wanted:
         found["sequence_parallel"] = list(wanted["sequence_parallel"])
-    if any(name in wanted for name in SHARDED):
+    if "offload" in wanted:
+        found["offload"] = list(wanted["offload"])
+    if any(name in wanted for name in FACTORS):
         found["sharding"] = "all"
     return dataclasses.replace(limits, **found)

@@ -44,7 +44,8 @@ def layout_of(name: str) -> LayoutConfig:
         raise ConfigError(f"layout {name!r} has no data degree; a layout is written like 't8 p4 d16 mb1 sp zero-1'")
     shared = data * values.get("context", 1)
     factors = (shared if factor == "data" else factor for factor in sharding)
-    return from_dict(LayoutConfig, values | {"sharding": dict(zip(("params", "grads", "optimizer"), factors))}, "layout.")
+    states = dict(zip(("params", "grads", "optimizer"), factors)) | {"offload": values.pop("offload", 0.0)}
+    return from_dict(LayoutConfig, values | {"sharding": states}, "layout.")
 
 
 def _meaning(word: str, name: str) -> dict[str, Any]:
@@ -63,6 +64,8 @@ def _meaning(word: str, name: str) -> dict[str, Any]:
         return {"sharding": ("data" if int(found[1]) == 3 else 1, "data" if int(found[1]) >= 2 else 1, "data")}
     if found := re.fullmatch(r"shard-(\d+)/(\d+)/(\d+)", word):
         return {"sharding": tuple(map(int, found.groups()))}
+    if found := re.fullmatch(r"offload-(\d+(?:\.\d+)?)", word):
+        return {"offload": float(found[1])}
     if word == "sp":
         return {"sequence_parallel": True}
     if word == "balanced":

@@ -80,7 +80,7 @@ def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits:
     recomputes = _recomputes(limits)
     table = keep(_skeletons(model, cluster, global_batch, limits), len(recomputes) * len(limits.sequence_parallel))
     table = keep(_crossed(table, limits.sequence_parallel, recomputes), 1)
-    table = _sharded(table, cluster.gpus_per_node, limits.sharding)
+    table = _offloaded(_sharded(table, cluster.gpus_per_node, limits.sharding), limits.offload)
     if not len(table):
         raise ConfigError(_nothing_left(cluster.world_size, global_batch, dropped))
     return Space(table, dict(dropped.most_common()))
@@ -227,9 +227,17 @@ def _sharded(table: np.ndarray, gpus_per_node: int, levels: str) -> np.ndarray:
     return np.concatenate(rows) if rows else table
 
 
+def _offloaded(table: np.ndarray, shares: Sequence[float]) -> np.ndarray:
+    """Combines each layout with each share of its optimizer states in host memory."""
+    table = np.repeat(table, len(shares))
+    table["offload"] = np.tile(shares, len(table) // len(shares))
+    return table
+
+
 def _once(limits: SpaceConfig) -> SpaceConfig:
     """Removes repeated values from ``limits``."""
-    words: dict[str, Any] = {name: list(dict.fromkeys(getattr(limits, name))) for name in ("schedules", "recompute", "sequence_parallel")}
+    names = ("schedules", "recompute", "sequence_parallel", "offload")
+    words: dict[str, Any] = {name: list(dict.fromkeys(getattr(limits, name))) for name in names}
     return dataclasses.replace(limits, **words)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from trainer.shared.run.schema import GroupsConfig, ModelConfig, MuonConfig, Tun
 NEWER_THAN_STAGES: list[tuple[str, str, Any]] = [
     ("run", "context_exchange", "all_gather"), ("optimizer", "stable_steps", 0), ("optimizer", "decay_style", "cosine"),
     ("optimizer", "groups", to_dict(GroupsConfig())), ("optimizer", "kind", "adamw"), ("optimizer", "muon", to_dict(MuonConfig())),
-    ("layout", "slices", 1), ("layout", "slice_lengths", None),
+    ("layout", "slices", 1), ("layout", "slice_lengths", None), ("layout.sharding", "offload", 0.0), ("run", "offload_path", None),
 ]  # fmt: skip
 """Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [
@@ -66,10 +66,11 @@ def trial_id(config: Config) -> str:
 
 
 def leave_out(content: dict[str, Any], newer: Iterable[tuple[str, str, Any]]) -> None:
-    """Removes the ``newer`` keys of sections that are as usual."""
+    """Removes the ``newer`` keys of sections, or of parts of sections, that are as usual."""
     for section, name, usual in newer:
-        if content[section].get(name, ...) == usual:
-            del content[section][name]
+        holds = reduce(lambda part, key: part[key], section.split("."), content)
+        if holds.get(name, ...) == usual:
+            del holds[name]
 
 
 def model_content(model: dict[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,7 @@ def draw(seed: int, index: int, kind: str = "dense") -> Case:
     while True:
         case = KINDS[kind](dice, _draw_any(dice))
         case = _with_experts(dice, case) if kind in MIXED and dice.random() < MIXED[kind] else case
+        case = _with_offload(dice, case) if kind == "dense" else case
         if case.ranks <= MOST_RANKS and case.valid:
             return case
 
@@ -396,6 +397,12 @@ def _with_muon(dice: random.Random, case: Case) -> Case:
     return replace(case, optimizer={"kind": "muon", "muon": muon, "groups": groups}, precision="fp64")
 
 
+def _with_offload(dice: random.Random, case: Case) -> Case:
+    """``case`` with a share of its states in host memory, half of the time."""
+    share = dice.choice([0.0, 0.0, 0.3, 0.7, 1.0])
+    return replace(case, layout=case.layout | {"sharding": case.layout["sharding"] | {"offload": share}})
+
+
 KINDS: dict[str, Callable[[random.Random, Case], Case]] = {
     "dense": lambda dice, case: case,
     "experts": _with_experts,
@@ -538,6 +545,7 @@ def traits(case: Case) -> dict[str, Any]:
             "tasks": case.tune.get("tasks", 1),
             "loss": run["loss_chunk_mb"] is not None,
             "buckets": run["bucket_mb"],
+            "offload": (layout["sharding"].get("offload", 0.0), layout["tensor"] > 1, layout["sharding"]["optimizer"] > 1),
             "rope": case.model.get("rope", {}).get("kind"),
         }
         | _traits_of_context(case)

@@ -18,7 +18,21 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = rooms()
 DEFECTS = [(room, defect) for room, defects in ROOMS.items() for defect in defects]
 TRAINER = (
-    *("tensor", "context", "slices", "experts", "latent", "pairs", "state", "pipeline", "data", "checkpoint", "tuning", "generate"),
+    *(
+        "tensor",
+        "context",
+        "slices",
+        "experts",
+        "latent",
+        "pairs",
+        "state",
+        "offload",
+        "pipeline",
+        "data",
+        "checkpoint",
+        "tuning",
+        "generate",
+    ),
     *("convert", "measure"),
 )
 PREDICTION = ("cost", "planning", "tables")

@@ -55,6 +55,13 @@ class Ledger:
         self.payload[key] += nbytes
         self.wire[key] += nbytes if share is None else int(share * nbytes * (group.size - 1) / group.size)
 
+    def copied(self, where: str, operation: str, nbytes: int) -> None:
+        """Counts a copy between the device and ``where``."""
+        key = (where, operation)
+        self.calls[key] += 1
+        self.payload[key] += nbytes
+        self.wire[key] += nbytes
+
     def clear(self) -> None:
         self.calls.clear()
         self.payload.clear()

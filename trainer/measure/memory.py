@@ -18,13 +18,13 @@ from trainer.launch.failure import OverBudget
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def check_room(states: int, limit_gb: float | None, world: World) -> None:
-    """Refuses ``states`` bytes of training state before allocation. Collective. Raises ``OverBudget`` above ``run.memory_gb``; on every
-    rank ``MemoryError`` if a host's ranks need more than it has, since the system would kill a process later."""
+def check_room(states: int, limit_gb: float | None, world: World, offloaded: int = 0) -> None:
+    """Refuses ``states`` bytes of training state on the device, and ``offloaded`` ones in the host's memory, before allocation. Collective.
+    Raises ``OverBudget`` above ``run.memory_gb``; on every rank ``MemoryError`` if a host's ranks need more than it has, since the system
+    would kill a process later."""
     if limit_gb is not None and states > round(limit_gb * 1e9):
         raise OverBudget(f"weights, gradients and optimizer states need {states / 1e9:.3g} GB, run.memory_gb={limit_gb:g}")
-    if world.device.type != "cpu":
-        return
+    states = offloaded + (states if world.device.type == "cpu" else 0)
     needs: Counter[str] = Counter()
     holds: dict[str, int] = {}
     for host, need, hold in world.group.gather_objects((socket.gethostname(), states, host_memory())):
@@ -33,7 +33,7 @@ def check_room(states: int, limit_gb: float | None, world: World) -> None:
     for host, need in needs.items():
         if need > holds[host]:
             raise MemoryError(
-                f"weights, gradients and optimizer states of the ranks on {host} need {need / 1e9:.3g} GB, "
+                f"weights, gradients and optimizer states of the ranks on {host} need {need / 1e9:.3g} GB of its memory, "
                 f"and it has {holds[host] / 1e9:.3g} GB; "
                 "use a smaller model.vocab or model.hidden, or shard more (layout.tensor, layout.pipeline, layout.sharding)"
             )

@@ -10,6 +10,8 @@ A bucket during a step (levels as in ``trainer.shared.parallel.shards``; a level
     optimizer                 updates the master shard; all-gather over optimizer and grads into the parameter shard, overlapped
                               with the next forward
 
+A share of the optimizer's states may be in host memory (``trainer.state.host``): the last elements of the bucket's optimizer shard.
+
 The arrival of a bucket's last gradient starts its collectives, in the same order on every rank.
 """
 
@@ -24,6 +26,7 @@ from torch import Tensor
 from trainer.comm.collectives import Group, Pending
 from trainer.shared.parallel.shards import Bucket, Factors
 from trainer.state.buffers import CollectiveQueue, Pool, Steps
+from trainer.state.host import HostMemory, HostNeeds, HostStates
 from trainer.state.parameters import ModelParameter, OptimizerShard, initial_part
 
 
@@ -34,6 +37,10 @@ class Precision:
     compute: torch.dtype
     master: torch.dtype
     moments: torch.dtype
+
+    @property
+    def all(self) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+        return self.compute, self.master, self.moments
 
     @property
     def products(self) -> torch.dtype:
@@ -60,6 +67,7 @@ class BucketSettings:
     queue: CollectiveQueue
     trains: bool = True  # else there are weights alone: no gradients, no moments
     one_moment: Collection[str] = ()  # groups of parameters whose squared gradients are not averaged
+    host: HostMemory | None = None  # which has a share of the states
 
     def frozen(self) -> BucketSettings:
         """Returns settings of frozen parameters: only their own sharding applies, in the type of computation."""
@@ -89,7 +97,7 @@ class FlatBucket:
         self.accumulated = self._zeros("grads", self.precision.master) if self.trains else self.shard.new_zeros(0)
         self.partial = None if self.sharded_grads else self.accumulated  # the buffer that gradients are added to, while there is one
         self.without_squares = _without_squares(plan, parameters, settings)
-        self._make_optimizer()
+        self._make_optimizer(settings)
 
     def _make_parameters(self, sharded: bool) -> None:
         self.shard = self._zeros("params", self.precision.compute)
@@ -101,16 +109,24 @@ class FlatBucket:
         if self.whole is not None:
             self._point_parameters(self.whole)
 
-    def _make_optimizer(self) -> None:
+    def _make_optimizer(self, settings: BucketSettings) -> None:
         """Master weights (the parameters themselves if the dtype is the same), moments, and the reduced gradient. Squared gradients lie
         one after the other, without the parameters that have none."""
         aliased = self.precision.compute == self.precision.master
-        own = _within(self.ranges["optimizer"], self.ranges["params"])
-        self.weight = self.shard[own] if aliased else self._zeros("optimizer", self.precision.master)
+        owned = self.ranges["optimizer"]
+        kept = len(owned) - _hosted(self.plan, settings)
+        self.here, self.there = owned[:kept], owned[kept:]
+        own = _within(self.here, self.ranges["params"])
+        self.weight = self.shard[own] if aliased else torch.zeros(kept, dtype=self.precision.master, device=self.pool.device)
         moments = self.weight if self.trains else self.weight[:0]
         self.exp_avg = torch.zeros_like(moments, dtype=self.precision.moments)
         self.exp_avg_sq = self.exp_avg.new_zeros(len(moments) - (self.without_squares if self.trains else 0))
-        self.gradient = self.accumulated[_within(self.ranges["optimizer"], self.ranges["grads"])]
+        self.gradient = self.accumulated[_within(owned, self.ranges["grads"])]
+        self.host: HostStates | None = None
+        if settings.host is not None and self.there:
+            late = {p.record.name for p in self.parameters if p.record.late}
+            pieces = [slice(p.position, p.position + p.numel) for p in self.plan.pieces(self.there) if p.name in late]
+            self.host = HostStates(settings.host, len(self.there), self.precision.all, pieces)
 
     def _zeros(self, state: str, dtype: torch.dtype) -> Tensor:
         return torch.zeros(len(self.ranges[state]), dtype=dtype, device=self.pool.device)
@@ -229,9 +245,29 @@ class FlatBucket:
         if last:
             optimizer, replicas = self.levels["optimizer"], self.levels["replicas"]
             if optimizer.size > 1:
-                yield optimizer.reduce_scatter(self.gradient, self.accumulated), replicas.size > 1
+                reducing = optimizer.reduce_scatter(self.gradient, self.accumulated)
+                if replicas.size == 1:
+                    self._send_down(reducing)
+                yield reducing, replicas.size > 1
             if replicas.size > 1:
-                yield replicas.all_reduce(self.gradient), False
+                reducing = replicas.all_reduce(self.gradient)
+                self._send_down(reducing)
+                yield reducing, False
+            if optimizer.size == replicas.size == 1:
+                self._send_down()
+
+    def _send_down(self, reducing: Pending | None = None) -> None:
+        if self.host is not None:
+            self.host.receive(self._hosted_gradient, None if reducing is None else reducing.work)
+
+    def send_late(self) -> None:
+        """Sends the gradients down that have been summed over axes of the layout."""
+        if self.host is not None:
+            self.host.receive(self._hosted_gradient, late=True)
+
+    @property
+    def _hosted_gradient(self) -> Tensor:
+        return self.gradient[len(self.here) :]
 
     # optimizer
 
@@ -241,27 +277,39 @@ class FlatBucket:
         self.queue.start(self.publishing)
 
     def _publication(self) -> Steps:
-        """All-gathers over the levels optimizer and grads."""
+        """Weights come up from the host, and are all-gathered over the levels optimizer and grads: when a unit needs them, for earlier the
+        host has not updated them."""
         own, grads = (_within(self.ranges[state], self.ranges["params"]) for state in ("optimizer", "grads"))
         if self.weight.dtype != self.shard.dtype:
-            self.shard[own].copy_(self.weight)
+            self.shard[_within(self.here, self.ranges["params"])].copy_(self.weight)
+        if self.host is not None:
+            yield self.host.publish(self.shard[_within(self.there, self.ranges["params"])]), False
         gathers = [(self.levels["optimizer"], self.shard[grads], self.shard[own]), (self.levels["grads"], self.shard, self.shard[grads])]
         gathers = [gather for gather in gathers if gather[0].size > 1]
         for i, (level, output, piece) in enumerate(gathers):
             yield level.all_gather(output, piece), i + 1 < len(gathers)
 
     def optimizer_shards(self) -> list[OptimizerShard]:
-        """Returns the pieces of parameters whose optimizer state this rank has."""
+        """Returns the pieces of parameters whose optimizer state this rank has: those of the device, then those of the host."""
         records = {parameter.record.name: parameter.record for parameter in self.parameters}
+        reduced = {p.name: self.gradient[p.position : p.position + p.numel] for p in self.plan.pieces(self.ranges["optimizer"])}
         pieces, before = [], 0  # elements without squares
-        for piece in self.plan.pieces(self.ranges["optimizer"]):
+        for piece in self.plan.pieces(self.here):
             record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
             weight, exp_avg, gradient = (state[part] for state in (self.weight, self.exp_avg, self.gradient))
             first, squared = piece.position - before, record.group not in self.one_moment
             exp_avg_sq = self.exp_avg_sq[first : first + squared * piece.numel]
             before += 0 if squared else piece.numel
             saves = self.keeps and record.primary
-            pieces.append(OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves))
+            own = OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves)
+            pieces.append(replace(own, reduced=reduced.pop(piece.name)))
+        for piece in self.plan.pieces(self.there):
+            assert self.host is not None
+            record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
+            states = (state[part] for state in (self.host.weight, self.host.exp_avg, self.host.exp_avg_sq, self.host.gradient))
+            sums = reduced.pop(piece.name, self.gradient[:0])
+            saves = self.keeps and record.primary
+            pieces.append(OptimizerShard(record, piece.offset, piece.numel, *states, saves, self.host, sums))
         return pieces
 
     @staticmethod
@@ -272,8 +320,15 @@ class FlatBucket:
             return plan.numel // factors.params * compute
         moment = settings.precision.moments.itemsize
         states = 2 * moment + (0 if settings.precision.compute == settings.precision.master else master)
-        whole = plan.numel // factors.params * compute + plan.numel // factors.grads * master + plan.numel // factors.optimizer * states
-        return whole - moment * _without_squares(plan, parameters, settings)
+        whole = plan.numel // factors.params * compute + plan.numel // factors.grads * master
+        here = plan.numel // factors.optimizer - _hosted(plan, settings)
+        return whole + here * states - moment * _without_squares(plan, parameters, settings)
+
+    @staticmethod
+    def planned_host(plan: Bucket, settings: BucketSettings) -> HostNeeds:
+        """Returns the bytes in host memory and in a file, likewise."""
+        hosted = _hosted(plan, settings)
+        return HostNeeds(0, 0) if settings.host is None else settings.host.needs(hosted, *settings.precision.all)
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -284,6 +339,13 @@ class FlatBucket:
             "gradients": self.accumulated.nbytes,
             "optimizer": master + self.exp_avg.nbytes + self.exp_avg_sq.nbytes,
         }
+
+
+def _hosted(plan: Bucket, settings: BucketSettings) -> int:
+    """Returns how many elements of a rank's shard of the optimizer's states are in host memory."""
+    if settings.host is None or not settings.trains:
+        return 0
+    return settings.host.elements(plan.numel // settings.factors.optimizer)
 
 
 def _without_squares(plan: Bucket, parameters: Mapping[str, ModelParameter], settings: BucketSettings) -> int:

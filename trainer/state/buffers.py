@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.comm.collectives import Pending
+from trainer.state.host import Upload
 
 
 class Pool:
@@ -31,15 +32,15 @@ class Pool:
         self.free[part, buffer.numel(), buffer.dtype].append(buffer)
 
 
-Steps = Iterator[tuple[Pending, bool]]
-"""The collectives of one bucket, each started after the one before is complete, with whether another depends on it."""
+Steps = Iterator[tuple[Pending | Upload, bool]]
+"""The collectives of one bucket, each started after the one before is complete, with whether the next should start as soon as it can."""
 
 
 class CollectiveQueue:
     """Runs the collectives of many buckets in the same order on every rank, as many at once as their order allows."""
 
     def __init__(self) -> None:
-        self.active: list[tuple[Steps, Pending, bool]] = []  # in the order in which they were started
+        self.active: list[tuple[Steps, Pending | Upload, bool]] = []  # in the order in which they were started
 
     def start(self, steps: Steps) -> None:
         """Starts the first collective of ``steps``. First, earlier buckets whose next collective depends on the active one advance."""
@@ -56,7 +57,7 @@ class CollectiveQueue:
 
     def _advance(self, only_followed: bool, last: Steps | None = None) -> None:
         """Waits for each active collective, up to those of ``last``, and starts its successor."""
-        remaining: list[tuple[Steps, Pending, bool]] = []
+        remaining: list[tuple[Steps, Pending | Upload, bool]] = []
         passed = False
         for steps, pending, followed in self.active:
             if passed or (only_followed and not followed):
@@ -68,7 +69,7 @@ class CollectiveQueue:
         self.active = remaining
 
     @staticmethod
-    def _next(steps: Steps, active: list[tuple[Steps, Pending, bool]]) -> None:
+    def _next(steps: Steps, active: list[tuple[Steps, Pending | Upload, bool]]) -> None:
         for pending, followed in steps:
             active.append((steps, pending, followed))
             return

@@ -20,6 +20,7 @@ from trainer.comm.collectives import Group
 from trainer.shared.parallel.placement import Replicate
 from trainer.shared.run.schema import ORTHOGONALIZED, ResolvedOptimizerConfig
 from trainer.state.matrices import MatrixExchange
+from trainer.state.offloaded import OffloadedAdamW
 from trainer.state.optimizer import AdamW
 from trainer.state.parameters import OptimizerShard
 
@@ -68,9 +69,9 @@ class Muon:
             pieces = [(task, p) for task, p in matrices if p.record.placement.get(axis) == Replicate()]
             self.parts.append((MatrixExchange([p for _, p in pieces], group, empty), pieces))
 
-    @property
-    def steps(self) -> Tensor:
-        return self.rest.steps
+    def begin(self, updates: int) -> None:
+        """Continues after so many updates."""
+        self.rest.begin(updates)
 
     def step(self, lr: float, factors: Tensor, skip: Tensor) -> None:
         """Updates with each task's factor [tasks] times its gradients, unless the scalar ``skip`` is 1. Both are on the device."""
@@ -115,6 +116,8 @@ def make_optimizer(
     device: torch.device,
     groups: Mapping[str, Group],
     products: torch.dtype,
-) -> AdamW | Muon:
+) -> AdamW | OffloadedAdamW | Muon:
     """Returns the optimizer ``config.kind``. Collective."""
+    if any(piece.host is not None for task in tasks for piece in task):
+        return OffloadedAdamW(config, tasks, device)
     return AdamW(config, tasks, device) if config.kind == "adamw" else Muon(config, tasks, device, groups, products)

@@ -37,7 +37,7 @@ def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
 def sum_partial(owned: Sequence[OptimizerShard], axes: dict[str, Group]) -> None:
     """Sums gradients that are partial over an axis: one all-reduce per axis for all. ``axes``: groups, of equal elements, by name."""
     for axis, group in axes.items():
-        pieces = [piece.gradient for piece in owned if piece.record.partial(axis)]
+        pieces = [piece.sums for piece in owned if piece.record.partial(axis)]
         if pieces and group.size > 1:
             flat = torch.cat(pieces)
             group.all_reduce(flat).wait()
@@ -47,7 +47,8 @@ def sum_partial(owned: Sequence[OptimizerShard], axes: dict[str, Group]) -> None
 
 def squared_norm(owned: Sequence[OptimizerShard], device: torch.device) -> Tensor:
     """This rank's part of the squared norm of the gradient: each element of the model is counted by exactly one rank. fp64 scalar."""
-    counted = [piece.gradient for piece in owned if piece.saves]
+    counted = [piece.sums for piece in owned if piece.saves]
+    counted = [sums for sums in counted if len(sums)]  # a further zero would be another order of adding up
     if not counted:
         return torch.zeros((), dtype=torch.float64, device=device)
     return torch.stack(torch._foreach_norm(counted)).double().square().sum()
@@ -65,6 +66,10 @@ class AdamW:
             for group in sorted({piece.record.group for piece in owned})
         ]
         self.steps = torch.zeros((), device=device)  # updates made: skipped steps do not count
+
+    def begin(self, updates: int) -> None:
+        """Continues after so many updates."""
+        self.steps.fill_(updates)
 
     def step(self, lr: float, factors: Tensor, skip: Tensor) -> None:
         """Updates with each task's factor [tasks] times its gradients, unless the scalar ``skip`` is 1. Both are on the device."""

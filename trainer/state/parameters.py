@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from trainer.models.layers import Init
 from trainer.shared.parallel.placement import Partial, Placement
 from trainer.shared.records.manifest import STATES
+from trainer.state.host import HostStates
 
 BLOCK = 1 << 20
 """Elements of the global tensor that share one random generator."""
@@ -46,6 +47,11 @@ class ParameterRecord:
     def partial(self, axis: str) -> bool:
         """Returns whether gradients are summands, to be added once per step over the ranks of the axis."""
         return self.placement.get(axis) == Partial()
+
+    @property
+    def late(self) -> bool:
+        """Returns whether gradients are such summands over any axis."""
+        return Partial() in self.placement.values()
 
     @property
     def local_numel(self) -> int:
@@ -76,7 +82,7 @@ class OptimizerShard:
 
     ``weight`` is the master copy (fp32, or fp64 in fp64 runs). All are flat views of ``numel`` elements, or of none where a group of
     parameters has no such moment; the first three are read for a checkpoint and written to when one is loaded. Of all ranks that keep the
-    same elements, one ``saves``.
+    same elements, one ``saves``. Where all of them are in ``host`` memory, so is the gradient that the update reads.
     """
 
     record: ParameterRecord
@@ -87,6 +93,14 @@ class OptimizerShard:
     exp_avg_sq: Tensor
     gradient: Tensor
     saves: bool
+    host: HostStates | None = None
+    reduced: Tensor | None = None
+
+    @property
+    def sums(self) -> Tensor:
+        """Returns the reduced gradient on the device. Of a piece whose states are in two places, all with the first and none with the
+        second, so that a norm adds up as if it was whole."""
+        return self.gradient if self.reduced is None else self.reduced
 
     @property
     def states(self) -> dict[str, Tensor]:

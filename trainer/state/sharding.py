@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trainer.shared.parallel.placement import Replicate
 from trainer.shared.parallel.shards import Bucket, plan_buckets
 from trainer.state.bucket import BucketSettings, FlatBucket
+from trainer.state.host import HostNeeds
 from trainer.state.parameters import ModelParameter, OptimizerShard
 
 
@@ -125,6 +126,11 @@ class ShardedState:
     def planned_bytes(self) -> int:
         return sum(FlatBucket.planned_bytes(*plan) for plan in self.plans)
 
+    @property
+    def planned_host(self) -> HostNeeds:
+        needs = [FlatBucket.planned_host(plan, settings) for plan, _, settings in self.plans]
+        return HostNeeds(sum(each.memory for each in needs), sum(each.file for each in needs))
+
     def make(self) -> None:
         for plan, parameters, settings in self.plans:
             self._add(FlatBucket(plan, parameters, settings, self.pending.add))
@@ -229,6 +235,11 @@ class ShardedState:
             if bucket.flushes_left:
                 raise RuntimeError(f"no gradient arrived for {bucket.late()[0].record.name}")
         self.settle()
+
+    def send_late(self) -> None:
+        """Sends down what gradients lacked until now, of states in host memory."""
+        for bucket in self.trained:
+            bucket.send_late()
 
     def publish_updates(self) -> None:
         """Starts to publish updated weights, in the order in which the next forward needs them."""

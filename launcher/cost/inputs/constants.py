@@ -56,6 +56,8 @@ class Constants:
     data_hidden: float  # part of overlappable data-parallel communication that is hidden
     contention: float  # slow-down of compute while communication overlaps with it
     host_link: float  # bytes/s between a device and unpinned host memory while its neighbours copy too
+    pinned_link: float  # bytes/s between a device and pinned host memory, each way
+    host_update: float  # bytes/s of optimizer states that all cores of a host read and write
     # step
     step: float  # seconds per step: data, logging, scalar reductions
     # memory

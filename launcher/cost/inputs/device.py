@@ -41,6 +41,7 @@ class Device:
     time_factor: float = 1.0  # measured step times over predicted ones, common to all layouts
     ranks_per_core: float = 0.0  # of a node; 0: the device is not the host CPU, or every rank has a core
     measured: Measured | None = None  # what the mechanisms miss of this machine
+    host_sharers: int = 1  # ranks that share what a host can do beside them; its cores where they are the device
 
     @property
     def oversubscription(self) -> float:
@@ -88,6 +89,7 @@ class Device:
             network_latency=hardware.network_latency_us * 1e-6,
             time_factor=hardware.time_factor,
             ranks_per_core=per_node / hardware.cores if hardware.host and hardware.cores else 0.0,
+            host_sharers=hardware.cores or per_node if hardware.host else per_node,
         )
 
     def link_of(self, near: Array) -> Array:

@@ -1,7 +1,7 @@
 """Many layouts as one numpy structured array: the vectorised form of ``LayoutConfig`` that the cost model predicts at once.
 
-One record per layout, one field per ``LayoutConfig`` field of the same name; the three sharding factors are the fields
-``params``, ``grads`` and ``optimizer``. Words are stored as their index in the schema's tuples, ``None`` as -1.
+One record per layout, one field per ``LayoutConfig`` field of the same name; those of its sharding are the fields
+``params``, ``grads``, ``optimizer`` and ``offload``. Words are stored as their index in the schema's tuples, ``None`` as -1.
 ``stage_layers`` (an explicit split) has no column: such a layout is predicted alone. Nor has ``slice_lengths``: slices are predicted as
 those of equal work.
 """
@@ -16,7 +16,8 @@ from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, LayoutConfig, Shardi
 
 BALANCES = ("equal", "cost")
 ORDERS = ("tensor-data-pipeline", "tensor-pipeline-data")
-SHARDED = ("params", "grads", "optimizer")
+FACTORS = ("params", "grads", "optimizer")
+SHARDED = (*FACTORS, "offload")
 WORDS = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "balance": BALANCES, "order": ORDERS}
 """Fields that hold words, and the words in the order of their codes."""
 
@@ -24,7 +25,7 @@ _FIELDS = [
     ("tensor", "i4"), ("pipeline", "i4"), ("virtual_pipeline", "i4"), ("data", "i4"), ("context", "i4"), ("expert", "i4"),
     ("micro_batch", "i4"), ("schedule", "i1"), ("slices", "i4"), ("sequence_parallel", "?"), ("recompute", "i1"),
     ("recompute_layers", "i4"), ("recompute_every", "i4"), ("balance", "i1"), ("order", "i1"),
-    ("params", "i4"), ("grads", "i4"), ("optimizer", "i4"),
+    ("params", "i4"), ("grads", "i4"), ("optimizer", "i4"), ("offload", "f8"),
 ]  # fmt: skip
 LAYOUT_DTYPE = np.dtype(_FIELDS, align=True)
 

@@ -18,10 +18,12 @@ from launcher.cost.inputs.stages import StageShare
 from launcher.cost.memory import activations
 from launcher.cost.memory.activations import SavedActivations
 from launcher.cost.parts import Parts, total
+from launcher.cost.time import offload
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
 LOGITS, PASSING, UPDATE, BUFFERS = "logits and loss", "gradients in passing", "optimizer temporaries", "communication buffers"
 CONTEXT, FRAGMENTS = "device context", "fragmentation"
+COPIES = "gradients and weights on their way"
 COUNTED = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
 """Parts that the project's trainer counts, and holds against run.memory_gb."""
 KINDS = ("first", "middle", "last")
@@ -83,7 +85,15 @@ def states(case: Case, dense: Array, expert: Array) -> Parts:
     parts: Parts = {}
     for name, state, size in ((WEIGHTS, "params", weight), (GRADIENTS, "grads", gradient), (OPTIMIZER, "optimizer", optimizer)):
         parts[name] = size * case.shard(state, dense, expert) * (1.0 if name == WEIGHTS else case.shape.trained)
+    parts[OPTIMIZER] = parts[OPTIMIZER] * (1 - case.field("offload"))
     return parts
+
+
+def on_host(case: Case, held: StageShare) -> Parts:
+    """Bytes of a rank in host memory: optimizer states (in a file, if they are given one), gradients and weights on their way."""
+    count = offload.elements(case, held.dense.most(), held.expert.most())
+    states, copied = offload.host_bytes(case)
+    return {OPTIMIZER: states * count, COPIES: copied * count}
 
 
 def _only_momentum(case: Case, parts: Parts, dense: Array, expert: Array) -> Array:

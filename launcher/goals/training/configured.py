@@ -38,6 +38,7 @@ def configured(config: Config, planned: Plan) -> dict[str, Any] | None:
         "interval_s": found.interval_s,
         "mfu": found.mfu,
         "memory_bytes": found.memory_bytes,
+        "host_bytes": found.host_bytes,
         "fits": found.fits,
         "times_fastest": float(found.step_time_s / planned.seconds[planned.order[0]]) if len(planned.order) else None,
     }
@@ -58,4 +59,5 @@ def shown(own: Entry | None) -> Iterator[str]:
         beside = ", as fast as the first"
     else:
         beside = f", {percent(abs(times - 1))} {'slower' if times > 1 else 'faster'} than the first"
-    yield f"{head}: {own['step_time_s']:.4g} s{beside}; {memory(own['memory_bytes'])}, fits with {percent(own['fits'], digits=0)}."
+    beyond = f" and {memory(own['host_bytes'])} of its host" if own["host_bytes"] else ""
+    yield f"{head}: {own['step_time_s']:.4g} s{beside}; {memory(own['memory_bytes'])}{beyond}, fits with {percent(own['fits'], digits=0)}."

@@ -64,6 +64,8 @@ def _shown(config: Config, case: Case, one: Entry, why: str, known: Sequence[Kno
     )
     yield shares_of("time of a step", one["time"], "{:.4g} s".format)
     yield shares_of("memory of the fullest rank", one["memory"], lambda size: f"{size / 1e9:.2f} GB")
+    if one["host_bytes"]:
+        yield shares_of("host memory of a rank", one["host"], lambda size: f"{size / 1e9:.2f} GB")
     if broken := one["off_lines"]:
         yield Line(
             f"on a rank, {per_line(case.precision)} does not divide {', '.join(f'{size:,}' for size in broken)}: weight products with "

@@ -107,19 +107,24 @@ class TrainingPlan:
             "fits": predicted.fits,
             "time": predicted.time,
             "memory": predicted.memory,
+            "host_bytes": predicted.host_bytes,
+            "host": predicted.host,
         }
 
     def _entries(self, rows: np.ndarray) -> list[dict[str, Any]]:
         return [self._entry(int(row)) for row in rows]
 
     def _shown(self, document: Entry, top: int) -> Iterator[View]:
-        planned, columns = self.planned, columns_of(self._tokens)
+        planned, columns = self.planned, columns_of(self._tokens, bool(self.planned.space.table["offload"].any()))
         if self.found:
             yield Listing(columns, document["layouts"])
         else:
             size = self.config.cluster.hardware.memory_gb
             room = "memory" if size is None else f"the {size:g} GB of a device"
-            yield f"no layout is likely to fit into {room}; more devices, a smaller model or more recomputation would help"
+            yield (
+                f"no layout is likely to fit into {room}; more devices, a smaller model or more recomputation would help, or optimizer "
+                "states in host memory (search.space.offload=[0,1])"
+            )
         best = planned.seconds[planned.order[0]] if self.found else float("inf")
         edge = planned.fastest(AT_EDGE)
         if len(edge := edge[planned.seconds[edge] < best][: max(3, top // 3)]):
@@ -139,8 +144,8 @@ class TrainingPlan:
 LAYOUT, STEP = GoalColumn("layout", "name", least=18, right=False), GoalColumn("step", "step_time_s", "{:.4g} s".format)
 
 
-def columns_of(tokens: int) -> Sequence[GoalColumn]:
-    """Returns the columns of predicted layouts whose step has that many tokens."""
+def columns_of(tokens: int, offloads: bool = False) -> Sequence[GoalColumn]:
+    """Returns the columns of predicted layouts whose step has that many tokens; host memory where some has states there."""
     return (
         LAYOUT,
         STEP,
@@ -149,6 +154,7 @@ def columns_of(tokens: int) -> Sequence[GoalColumn]:
         GoalColumn("tokens/s", "step_time_s", lambda seconds: amount(tokens / seconds), keep=4),
         GoalColumn("MFU", "mfu", percent, keep=4),
         GoalColumn("memory", "memory_bytes", memory, keep=2),
+        *([GoalColumn("on the host", "host_bytes", memory, keep=2)] if offloads else ()),
         GoalColumn("fits", "fits", lambda share: percent(share, digits=0), keep=2),
         GoalColumn("mostly", "", mostly, keep=5, right=False),
     )

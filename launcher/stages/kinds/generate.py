@@ -45,7 +45,7 @@ class GenerateStage(Stage):
         config = generating(config, self.taken(before).model)
         check_tokenizer(self)
         content = settings | {"layout": to_dict(config.layout), "precision": config.run.precision}
-        leave_out(content, [newer for newer in NEWER_THAN_STAGES if newer[0] == "layout"])
+        leave_out(content, [newer for newer in NEWER_THAN_STAGES if newer[0].startswith("layout")])
         return StagePlan(config=config, content=content, settings=settings)
 
     def told(self, item: PlannedStage) -> dict[str, Any]:

@@ -18,7 +18,7 @@ DEFECTS = [
     Defect(
         "a resumed optimizer counts its updates from 0",
         "trainer/step.py",
-        "        self.optimizer.steps.fill_(self.updates)\n",
+        "        self.optimizer.begin(self.updates)\n",
         "",
         RESUME,
     ),

@@ -13,8 +13,8 @@ DEFECTS = [
     Defect(
         "gradients are divided by the optimizer's shards where replicas remain",
         BUCKET,
-        "                yield optimizer.reduce_scatter(self.gradient, self.accumulated), replicas.size > 1\n",
-        "                yield optimizer.reduce_scatter(self.gradient, self.accumulated), replicas.size > 1\n"
+        "                yield reducing, replicas.size > 1\n",
+        "                yield reducing, replicas.size > 1\n"
         "                if replicas.size > 1:\n"
         "                    self.gradient.div_(optimizer.size)\n",
         "tests/numerics/test_matrix.py",
@@ -64,8 +64,8 @@ DEFECTS = [
     Defect(
         "the norm counts replicas of a shard again",
         OPTIMIZER,
-        "counted = [piece.gradient for piece in owned if piece.saves]",
-        "counted = [piece.gradient for piece in owned if piece.record.primary]",
+        "counted = [piece.sums for piece in owned if piece.saves]",
+        "counted = [piece.sums for piece in owned if piece.record.primary]",
         LAYOUTS,
     ),
     Defect(

@@ -148,6 +148,12 @@ class Bucket:
         return found
 
 
+def on_host(numel: int, share: float) -> int:
+    """Returns how many of the ``numel`` elements of a shard have their optimizer states in host memory, the last ones. The border lies at a
+    multiple of ``ALIGNMENT``, so that kernels compute each element as if the shard was not cut."""
+    return min(numel, round(share * numel / ALIGNMENT) * ALIGNMENT)
+
+
 def plan_buckets(sizes: Iterable[tuple[str, int]], capacity: int, shards: int, alone: Collection[str] = ()) -> list[Bucket]:
     """Packs parameters into buckets of about ``capacity`` elements.
 

@@ -138,6 +138,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     _check_own_slices(config)
     _check_batch(config)
     _check_sharding(config.layout)
+    _check_offload(config)
     check_tracking_uri(config.tracking.uri)
     _check_validation(config)
     _check_optimizer(config.optimizer)
@@ -159,6 +160,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
 
 OWN_KEYS = (
     *("run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init"),
+    *("layout.sharding.offload", "run.offload_path"),
     *("optimizer.kind", "optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups.", "optimizer.muon."),
 )
 """Beginnings of keys that our own trainer alone knows."""
@@ -704,3 +706,17 @@ def _check_sharding(layout: LayoutConfig) -> None:
                 f"layout.sharding.{name}={value} does not divide {upper} (each of params, grads, optimizer, data must divide the next); "
                 f"use {listed(divisors(limit))}"
             )
+
+
+def _check_offload(config: ResolvedTrainConfig) -> None:
+    share = config.layout.sharding.offload
+    if share and config.optimizer.kind != "adamw":
+        raise ConfigError(
+            f"layout.sharding.offload={share:g} moves states of AdamW to the host, and optimizer.kind={config.optimizer.kind} needs its "
+            "momentum where matrices are multiplied; use layout.sharding.offload=0 or optimizer.kind=adamw"
+        )
+    if config.run.offload_path is not None and not share:
+        raise ConfigError(
+            f"run.offload_path={config.run.offload_path} is for states of layout.sharding.offload, which is 0; raise it, or leave the path "
+            "out"
+        )

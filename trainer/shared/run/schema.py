@@ -183,6 +183,7 @@ class ShardingConfig:
     params: int = key(1, "shards of the parameters", minimum=1, maximum=MOST)
     grads: int = key(1, "shards of the gradients", minimum=1, maximum=MOST)
     optimizer: int = key(1, "shards of the optimizer states and master weights", minimum=1, maximum=MOST)
+    offload: float = key(0.0, "share of each of those shards that lives in host memory and is updated there; AdamW", minimum=0, maximum=1)
 
 
 @dataclass
@@ -351,6 +352,9 @@ class RunConfig:
     peak_tflops: Optional[float] = key(None, "peak TFLOP/s of one device at this precision, for MFU; null = no MFU", above=0)
     memory_gb: Optional[float] = key(
         None, "device memory budget in 1e9 bytes: more counted tensor bytes end the run as out of memory; null = the device's own", above=0
+    )
+    offload_path: Optional[str] = key(
+        None, "folder on a disk of each node for the optimizer states of layout.sharding.offload, a file per rank; null = in memory"
     )
     checkpoint: CheckpointConfig = key(CheckpointConfig, "saving and resuming")
 
