@@ -34,7 +34,7 @@ TRAINER = {
     "step": ("shared", "launch", "data", "models", "comm", "state", "pipeline", "batches", "build"),
     "validation": ("shared", "data", "measure", "pipeline", "batches", "build"),
     "loop": ("shared", "launch", "data", "comm", "measure", "pipeline", "checkpoint", "step", "validation"),
-    "probe": ("shared", "launch", "data", "comm", "step", "loop", "generate"),
+    "probe": ("shared", "launch", "data", "models", "comm", "state", "step", "loop", "generate"),
     "evaluate": ("shared", "launch", "data", "comm", "checkpoint", "build", "validation", "loop"),
     "generate": ("shared", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "build", "loop"),
     "stages": ("shared", "launch", "data", "convert", "generate"),

@@ -177,7 +177,7 @@ class Probe:
         return {"bytes": self.extent.copy_bytes, "seconds": self._typical([own])[0]}
 
     def host_memory(self) -> Figures:
-        """What offloaded optimizer states take: a copy from the device into the host's memory (and as long back), and an update there."""
+        """Times of offloaded optimizer states: of a copy from the device into the host's memory, and of an update there."""
         memory, numel = HostMemory.of(1.0, self.world, None), self.extent.copy_bytes // 4
         device, gradient = torch.ones(numel, device=self.device), memory.buffer(numel, torch.float32)
         states = [memory.buffer(numel, torch.float32) for _ in range(3)]

@@ -26,6 +26,7 @@ from launcher.planning.expressible import expressible, refuse_axes, within_told
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space
 from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.rules import check_offload
 from trainer.shared.run.schema import LayoutConfig
 
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)
@@ -127,6 +128,7 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
 
     def within(limits: SpaceConfig) -> Space:
         limits = within_told(limits, config.trainer)
+        check_offload(max(limits.offload, default=0.0), config.optimizer.kind)
         if config.trainer.embedded and (config.run.compile or config.model.experts.balance_loss):  # blocks and losses of whole sequences
             limits = dataclasses.replace(limits, max_slices=1)
         return expressible(space(config.model, config.cluster, config.run.global_batch, limits), config.trainer)

@@ -80,7 +80,7 @@ def space(model: ModelConfig, cluster: ClusterConfig, global_batch: int, limits:
     recomputes = _recomputes(limits)
     table = keep(_skeletons(model, cluster, global_batch, limits), len(recomputes) * len(limits.sequence_parallel))
     table = keep(_crossed(table, limits.sequence_parallel, recomputes), 1)
-    table = _offloaded(_sharded(table, cluster.gpus_per_node, limits.sharding), limits.offload)
+    table = _offloaded(_sharded(table, cluster.gpus_per_node, limits.sharding), limits.offload or [0.0])
     if not len(table):
         raise ConfigError(_nothing_left(cluster.world_size, global_batch, dropped))
     return Space(table, dict(dropped.most_common()))

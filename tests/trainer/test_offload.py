@@ -30,6 +30,7 @@ from trainer.shared.run.schema import PRECISIONS, TrainConfig
 from trainer.state.host import HostMemory
 from trainer.step import Engine
 
+STEPS = 3
 SHARES = (0.0, 0.3, 1.0)
 MODEL = {"layers": 2, "vocab": 61}
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ CPU = torch.device("cpu")
 def run_of(
     share: float, precision: str = "bf16", sharding: dict[str, int] | None = None, run: dict[str, Any] | None = None, **layout: Any
 ) -> dict[str, Any]:
-    return small(4, precision, MODEL, run, {"clip": 0.5}, sharding=(sharding or {}) | {"offload": share}, **layout)
+    return small(STEPS, precision, MODEL, run, {"clip": 0.5}, sharding=(sharding or {}) | {"offload": share}, **layout)
 
 
 def engine_of(config: dict[str, Any]) -> Engine:
@@ -57,16 +58,23 @@ def saved(folder: Path, step: int = 4) -> dict[tuple[str, str], torch.Tensor]:
     return states
 
 
+MORE = pytest.mark.campaign("layouts")
+
+
 @pytest.mark.parametrize(
     ("layout", "precisions"),
     [
-        ({}, PRECISIONS),
-        ({"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}, ("bf16", "fp16")),
-        ({"data": 2, "sharding": {"optimizer": 2}, "run": {"moments": "bf16", "bucket_mb": 25.0}}, ("bf16", "fp8")),
-        ({"tensor": 2, "sequence_parallel": True}, ("fp32", "bf16")),
-        ({"pipeline": 2}, ("fp32", "bf16")),
+        pytest.param({}, PRECISIONS, id="alone"),
+        pytest.param({"tensor": 2, "sequence_parallel": True}, ("bf16",), id="gradients summed once more"),
+        pytest.param({"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}, ("bf16", "fp16"), id="zero-3", marks=MORE),
+        pytest.param(
+            {"data": 2, "sharding": {"optimizer": 2}, "run": {"moments": "bf16", "bucket_mb": 25.0}},
+            ("bf16", "fp8"),
+            id="zero-1",
+            marks=MORE,
+        ),
+        pytest.param({"pipeline": 2}, ("fp32", "bf16"), id="tied stages", marks=MORE),
     ],
-    ids=["alone", "zero-3", "zero-1, moments in 16 bits", "gradients summed once more", "tied stages"],
 )
 def test_losses_norms_and_parameters_have_the_bits_of_no_offload(farm: Farm, layout: dict[str, Any], precisions: tuple[str, ...]) -> None:
     configs = [run_of(share, precision, **layout) for precision in precisions for share in SHARES]
@@ -100,7 +108,8 @@ def test_a_checkpoint_continues_under_any_share_and_in_files(farm: Farm, tmp_pat
     def part(steps: int, folder: Path, share: float, **run: Any) -> list[float]:
         saves = {"checkpoint": {"every": 2, "dir": str(folder)}} | run
         config = run_of(share, "fp16", {"optimizer": 2}, saves, data=2)
-        config["run"]["steps"], config["optimizer"]["decay_steps"] = steps, 4
+        config["run"] |= {"steps": steps, "warmup_steps": 0}
+        config["optimizer"]["decay_steps"] = 4
         return list(farm.train(config, 2).checked().result["losses"])
 
     files = {"offload_path": str(tmp_path / "states")}

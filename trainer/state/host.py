@@ -70,7 +70,7 @@ class HostMemory:
         return on_host(numel, self.share)
 
     def needs(self, numel: int, compute: torch.dtype, master: torch.dtype, moments: torch.dtype) -> HostNeeds:
-        """Returns the bytes of ``HostStates`` of so many elements: weights and moments, and what is copied."""
+        """Returns the bytes of ``HostStates`` of so many elements: weights and moments, and the buffers of copies."""
         states, copied = [master, moments, moments], [master]
         if compute != master or self.folder is not None:
             copied.append(compute)
@@ -117,7 +117,7 @@ class HostMemory:
         return self.thread.submit(work, *arguments)
 
     def ready(self) -> Any:
-        """Returns what a copy waits for so that what has been queued so far is done; None on a CPU, which has done it."""
+        """Returns an event at the end of all work that is queued so far; None on a CPU, which has done it."""
         if self.stream is None:
             return None
         event = torch.cuda.Event()
@@ -126,7 +126,7 @@ class HostMemory:
 
     def copy(self, pairs: list[tuple[Tensor, Tensor]], after: Any) -> Any:
         """Copies to the first of each pair from the second when ``after`` is over, an event or a collective: the same call makes the
-        stream of copies wait for either, or this thread on a CPU. Returns what is ``ready`` then."""
+        stream of copies wait for either, or this thread on a CPU. Returns an event at the end, as ``ready``."""
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             if after is not None:
                 after.wait()

@@ -708,13 +708,18 @@ def _check_sharding(layout: LayoutConfig) -> None:
             )
 
 
+def check_offload(share: float, optimizer: str) -> None:
+    """Raises ``ConfigError`` for a ``share`` of states in host memory of an ``optimizer`` that cannot have them there."""
+    if share and optimizer != "adamw":
+        raise ConfigError(
+            f"layout.sharding.offload={share:g} moves states of AdamW to the host, and optimizer.kind={optimizer} needs its momentum where "
+            "matrices are multiplied; use layout.sharding.offload=0 or optimizer.kind=adamw"
+        )
+
+
 def _check_offload(config: ResolvedTrainConfig) -> None:
     share = config.layout.sharding.offload
-    if share and config.optimizer.kind != "adamw":
-        raise ConfigError(
-            f"layout.sharding.offload={share:g} moves states of AdamW to the host, and optimizer.kind={config.optimizer.kind} needs its "
-            "momentum where matrices are multiplied; use layout.sharding.offload=0 or optimizer.kind=adamw"
-        )
+    check_offload(share, config.optimizer.kind)
     if config.run.offload_path is not None and not share:
         raise ConfigError(
             f"run.offload_path={config.run.offload_path} is for states of layout.sharding.offload, which is 0; raise it, or leave the path "
