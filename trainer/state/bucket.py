@@ -40,6 +40,7 @@ class Precision:
 
     @property
     def all(self) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+        """Returns the types in the order of the fields."""
         return self.compute, self.master, self.moments
 
     @property
