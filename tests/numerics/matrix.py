@@ -145,9 +145,8 @@ def draw(seed: int, index: int, kind: str = "dense") -> Case:
     while True:
         case = KINDS[kind](dice, _draw_any(dice))
         case = _with_experts(dice, case) if kind in MIXED and dice.random() < MIXED[kind] else case
-        case = _with_offload(dice, case) if kind == "dense" else case
         if case.ranks <= MOST_RANKS and case.valid:
-            return case
+            return _with_offload(random.Random(f"{seed}/{index}/offload"), case) if kind == "dense" else case
 
 
 WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
@@ -398,7 +397,7 @@ def _with_muon(dice: random.Random, case: Case) -> Case:
 
 
 def _with_offload(dice: random.Random, case: Case) -> Case:
-    """``case`` with a share of its states in host memory, half of the time."""
+    """``case`` with a share of its states in host memory, three times out of five."""
     share = dice.choice([0.0, 0.0, 0.3, 0.7, 1.0])
     return replace(case, layout=case.layout | {"sharding": case.layout["sharding"] | {"offload": share}})
 
@@ -545,7 +544,7 @@ def traits(case: Case) -> dict[str, Any]:
             "tasks": case.tune.get("tasks", 1),
             "loss": run["loss_chunk_mb"] is not None,
             "buckets": run["bucket_mb"],
-            "offload": (layout["sharding"].get("offload", 0.0), layout["tensor"] > 1, layout["sharding"]["optimizer"] > 1),
+            "offload": layout["sharding"].get("offload", 0.0),
             "rope": case.model.get("rope", {}).get("kind"),
         }
         | _traits_of_context(case)

@@ -307,10 +307,11 @@ class FlatBucket:
         for piece in self.plan.pieces(self.there):
             assert self.host is not None
             record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
-            states = (state[part] for state in (self.host.weight, self.host.exp_avg, self.host.exp_avg_sq, self.host.gradient))
+            host = self.host
+            weight, exp_avg, exp_avg_sq, gradient = (x[part] for x in (host.weight, host.exp_avg, host.exp_avg_sq, host.gradient))
             sums = reduced.pop(piece.name, self.gradient[:0])
             saves = self.keeps and record.primary
-            pieces.append(OptimizerShard(record, piece.offset, piece.numel, *states, saves, self.host, sums))
+            pieces.append(OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums))
         return pieces
 
     @staticmethod

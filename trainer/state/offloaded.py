@@ -36,9 +36,9 @@ class OffloadedAdamW:
         """Updates the device's pieces, and leaves with each bucket of the host what its thread does before it hands on the weights. The
         thread waits for the factors, which the device may still have to compute; this one does not."""
         self.here.step(lr, factors, skip)
-        numbers = [torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=True) for x in (factors, skip)]
+        own, none = (torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=True) for x in (factors, skip))
         for host, optimizer in self.there:
-            host.update = partial(self._update, optimizer, lr, *numbers, host.memory.ready())
+            host.update = partial(self._update, optimizer, lr, own, none, host.memory.ready())
 
     @staticmethod
     def _update(optimizer: AdamW, lr: float, factors: Tensor, skip: Tensor, known: Any) -> None:

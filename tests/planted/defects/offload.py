@@ -39,8 +39,8 @@ DEFECTS = [
     Defect(
         "states of the host are read back into another part of their parameter",
         BUCKET,
-        "pieces.append(OptimizerShard(record, piece.offset, piece.numel, *states, saves, self.host, sums))",
-        "pieces.append(OptimizerShard(record, piece.position, piece.numel, *states, saves, self.host, sums))",
+        "pieces.append(OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums))",
+        "pieces.append(OptimizerShard(record, piece.position, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums))",
         BITS,
     ),
     Defect(
@@ -69,13 +69,13 @@ DEFECTS = [
         "launcher/cost/time/offload.py",
         " * case.device.host_sharers / c.host_update",
         " / c.host_update",
-        "tests/cost/test_offload.py",
+        "tests/cost/test_host_memory.py",
     ),
     Defect(
         "states on the host count on the device, too",
         "launcher/cost/memory/peak.py",
         'parts[OPTIMIZER] * (1 - case.field("offload"))',
         "parts[OPTIMIZER]",
-        "tests/cost/test_offload.py",
+        "tests/cost/test_host_memory.py",
     ),
 ]
