@@ -180,9 +180,9 @@ class Probe:
         """Times of offloaded optimizer states: of a copy from the device into the host's memory, and of an update there."""
         memory, numel = HostMemory.of(1.0, self.world, None), self.extent.copy_bytes // 4
         device, gradient = torch.ones(numel, device=self.device), memory.buffer(numel, torch.float32)
-        states = [memory.buffer(numel, torch.float32) for _ in range(3)]
+        weight, exp_avg, exp_avg_sq = (memory.buffer(numel, torch.float32) for _ in range(3))
         record = ParameterRecord("w", (numel,), ((0, numel),), (numel,), Init(0.0), "matrices")
-        piece = OptimizerShard(record, 0, numel, *states, gradient, saves=True)
+        piece = OptimizerShard(record, 0, numel, weight, exp_avg, exp_avg_sq, gradient, saves=True)
         optimizer = AdamW(resolve(TrainConfig(layout=LayoutConfig(data=1)), 1).optimizer, [[piece]], torch.device("cpu"))
         down = self._best(lambda: gradient.copy_(device, non_blocking=True), 10 * self.extent.product_s)
         factors, skip = torch.ones(1, dtype=torch.float64), torch.zeros(())

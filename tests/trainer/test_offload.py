@@ -151,7 +151,8 @@ def test_bytes_on_the_host_are_known_before_they_are_taken(tmp_path: Path, preci
     engine = engine_of(run_of(0.7, precision, run={"offload_path": str(tmp_path)} if files else {}))
     state = engine.rank.state
     assert state.planned_bytes == sum(sum(bucket.nbytes.values()) for bucket in state.buckets)
-    memory, file = set(), set()
+    memory: set[tuple[int, int]] = set()
+    file: set[tuple[int, int]] = set()
     for host in (bucket.host for bucket in state.buckets if bucket.host is not None):
         states, copied = (host.weight, host.exp_avg, host.exp_avg_sq), (host.gradient, host.outgoing)
         (file if files else memory).update((x.data_ptr(), x.nbytes) for x in states)
