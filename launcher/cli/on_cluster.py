@@ -41,7 +41,7 @@ def searched(
     from launcher.tracking.process import MlflowMirror
 
     config = problem.config
-    base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run"))]
+    base = [word for word in overrides if not word.lstrip("+").startswith(("layout.", "search", "sweep.", "dry_run", "goal="))]
     if config.dry_run:
         print_requests(first_points(problem, base), config.dry_run)
         return None

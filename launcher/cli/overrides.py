@@ -112,13 +112,14 @@ def typed(value: Any) -> Any:
 
 def goal_asked(overrides: Sequence[str], config_dir: Path | None) -> tuple[Goal, Config, Wanted]:
     """Returns goal, configuration and kept layout values. Raises ``ConfigError`` for a key without meaning for the goal."""
-    from launcher.config import compose
+    from launcher.config import Config, compose
     from launcher.goals.goal import goal_of
 
     wanted, others = layouts_asked(overrides)
     config = compose(others, config_dir)
-    goal = goal_of(config.task)
+    goal = goal_of(config.task, config.goal)
+    asked = f"task={config.task}" if config.goal == Config().goal else f"goal={config.goal}"
     for word in overrides:
-        if any(key_of(word) == name or key_of(word).startswith(name + ".") for name in goal.foreign):
-            raise ConfigError(f"{word} has no meaning for task={config.task}; {goal.remedy}")
+        if remedy := next((r for name, r in goal.foreign.items() if key_of(word) == name or key_of(word).startswith(name + ".")), None):
+            raise ConfigError(f"{word} has no meaning for {asked}; {remedy}")
     return goal, config, wanted

@@ -19,7 +19,7 @@ from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.config import Config
-    from launcher.goals.goal import Goal, GoalSearch, Wanted, Written
+    from launcher.goals.goal import Asked, Goal, GoalSearch, Wanted, Written
     from launcher.sweep.search import SearchOutcome
 
 
@@ -34,6 +34,10 @@ of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 With task=inference the search is for the front of time against cost of a served model (workload=..., sla.*, serving.*): trials run this
 project's generator; three ways to serve are recommended, each with its command and recipe.
 
+With goal=loss the search is for the arm (optimizer, schedule, batch; search.arms.NAME='overrides') whose validation loss reaches
+search.target_loss soonest: each is trained with the same search.seeds, and a winner is named only if it is told from all others with
+search.confidence. search.target_cluster counts the time on another cluster, by predicted step times.
+
 With --replay the sweeps of a table of measured trials (published format) stand for the cluster; of a table of inference the search is for
 the front of time against cost.
 
@@ -41,6 +45,8 @@ examples:
   trireme search model=gpt_mini cluster.gpus_per_node=4 run.global_batch=16 hardware=mine
   trireme search recipe=gpt3_20b cluster=slurm search.max_gpu_hours=200
   trireme search task=inference model=gpt_tiny workload=nemo hardware=mine sla.latency_ms=500
+  trireme search goal=loss model=gpt_tiny search.target_loss=4.5 run.steps=400 run.eval_every=10 data.held_out=0.02 \\
+      search.arms.adamw=optimizer.lr=0.003 search.arms.muon='optimizer=muon optimizer.lr=0.003'
   trireme search --replay published/training.csv
 """
 
@@ -49,13 +55,15 @@ def main(argv: list[str]) -> int:
     """Returns 0 if a measured candidate can be recommended, else 1; raises ``Interrupted`` after it has shown partial results."""
     arguments = parser().parse_intermixed_args(argv)
     from launcher.config import compose
+    from launcher.goals.goal import Asked
 
     if arguments.replay is not None:
         return replay(arguments)
     if arguments.only is not None:
         raise ConfigError(f"--only={arguments.only} names sweeps of a table; give the table with --replay")
     goal, config, wanted = goal_asked(arguments.overrides, arguments.config_dir)
-    return run(goal, config, compose(alone(config), arguments.config_dir), arguments.overrides, wanted, arguments.json)
+    asked = Asked(arguments.overrides, lambda words: compose(words, arguments.config_dir))
+    return run(goal, config, compose(alone(config), arguments.config_dir), asked, wanted, arguments.json)
 
 
 def parser() -> VerbParser:
@@ -86,7 +94,7 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
 
     from launcher.config import to_config
     from launcher.config.compose import plain_errors
-    from launcher.goals.goal import goal_of
+    from launcher.goals.goal import Asked, goal_of
     from launcher.planning.layout_filter import columns_wanted, from_layout
 
     with plain_errors():
@@ -96,20 +104,22 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
         config = to_config(context.config_loader.load_sweep_config(base, others))
         default = to_config(context.config_loader.load_sweep_config(base, alone(config)))
     wanted = from_layout(config.layout, columns_wanted(swept)) if swept else {}
-    return run(goal_of("train"), config, default, list(arguments), wanted)
+    asked = Asked(list(arguments), lambda words: to_config(context.config_loader.load_sweep_config(base, list(words))))
+    return run(goal_of(config.task, config.goal), config, default, asked, wanted)
 
 
-def run(goal: Goal, config: Config, default: Config, overrides: Sequence[str], wanted: Wanted, as_json: bool = False) -> int:
+def run(goal: Goal, config: Config, default: Config, asked: Asked, wanted: Wanted, as_json: bool = False) -> int:
     """Searches and reports. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values."""
     from launcher.trials.store import Store
 
+    overrides = asked.overrides
     goal.check(config)
     name = name_of_search(config, overrides)
     paths = {key: recipe_path(f"{config.search.recipe or name}{end}") for key, end in goal.recipes.items()}
     for path in paths.values():
         check_file(path, "search.recipe")
     check_folder(config.sweep.dir, "sweep.dir")
-    search = goal.search(config, wanted)
+    search = goal.search(config, wanted, asked)
     say(f"search {name}: {search.size()}")
     if not config.dry_run:
         ask(search.most_gpu_hours(), config)

@@ -110,7 +110,7 @@ def wrote(text: str) -> bool:
     """Returns whether a file's first lines hold predictions, of any kind of table."""
     from launcher.goals.goal import FOLDERS, goal_of
 
-    return text.splitlines()[0] in {",".join(goal_of(task).columns) for task in FOLDERS}
+    return text.splitlines()[0] in {",".join(goal_of(*each).columns) for each in FOLDERS}
 
 
 def write(goal: Goal, rows: Sequence[Sequence[Any]], path: str) -> None:

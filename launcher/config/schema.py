@@ -183,6 +183,7 @@ class Config:
     sweep: SweepConfig = key(SweepConfig, "the set of trials")
     search: SearchConfig = key(SearchConfig, "how the fastest layout is found; conf/search")
     task: str = key("train", "what trireme plan and search are for", choices=("train", "inference"))
+    goal: str = key("speed", "what trireme search is for with task=train: the fastest step, by layout, or the loss search.target_loss soonest, by arm", choices=("speed", "loss"))
     engine: EngineProfile = key(EngineProfile, "inference: the program that serves; conf/engine")
     workload: WorkloadConfig = key(WorkloadConfig, "inference: the requests; conf/workload")
     sla: SlaConfig = key(SlaConfig, "inference: limits")

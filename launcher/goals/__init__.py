@@ -1,1 +1,1 @@
-"""The goals: the fastest training, the best ways to serve. A goal is a folder; ``plan``, ``search`` and ``validate`` ask it."""
+"""The goals: the fastest step, the soonest loss, the best ways to serve. A goal is a folder; verbs ask it."""

@@ -13,15 +13,35 @@ from launcher.config.trainer import TrainerProfile
 from launcher.goals.views import Answer, View
 from launcher.search.policy import SearchTrial, TrialObservation
 from launcher.tables.repeats import Repeat
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.sweep.search import SearchOutcome
     from launcher.trials.store import Record
 
-FOLDERS = {"train": "training", "inference": "serving"}
-"""Folders of the goals, by ``task``."""
+FOLDERS = {("train", "speed"): "training", ("train", "loss"): "loss", ("inference", "speed"): "serving"}
+"""Folders of the goals, by ``task`` and ``goal``."""
+OF_LOSS = ("search.target_loss", "search.arms", "search.seeds", "search.confidence", "search.target_cluster")
+"""Keys of a search for a loss."""
 Wanted = Mapping[str, list[Any]]
 """Values to which layout keys are restricted, by column."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The ``overrides`` of a search, and the function that composes a configuration of such."""
+
+    overrides: Sequence[str]
+    compose: Callable[[Sequence[str]], Config]
+
+    def but(self, words: Sequence[str], without: Sequence[str] = ()) -> Config:
+        """Returns the configuration with further overrides, and without those of some sections."""
+        return self.compose([*(word for word in self.overrides if section_of(word) not in without), *words])
+
+
+def section_of(override: str) -> str:
+    """Returns the section or config group that an override is of."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0]
 
 
 class GoalPlan(Protocol):
@@ -102,13 +122,12 @@ class GoalTable:
 
 @dataclass(frozen=True)
 class Goal:
-    """An objective of plans and searches. ``foreign`` keys have no meaning for it, and ``remedy`` tells the user how to react to one."""
+    """An objective of plans and searches. ``foreign`` keys have no meaning for it; each says what to do about it."""
 
-    foreign: Sequence[str]
-    remedy: str
+    foreign: Mapping[str, str]
     plan: Callable[[Config, Wanted], GoalPlan]
     check: Callable[[Config], None]  # raises ``ConfigError`` for a run that cannot be measured
-    search: Callable[[Config, Wanted], GoalSearch]
+    search: Callable[[Config, Wanted, Asked], GoalSearch]
     shown: Callable[[Mapping[str, Any]], Iterable[View]]  # a search's document, for people
     recipes: Mapping[str, str]  # suffixes of the names of a search's recipes
     measured: str  # noun for the rows of a table
@@ -118,7 +137,9 @@ class Goal:
     fixed: str = ""  # name of a complete table, whose predictions do not depend on options; else empty
 
 
-def goal_of(task: str) -> Goal:
-    """Returns the goal of a ``task``."""
-    goal: Goal = import_module(f"launcher.goals.{FOLDERS[task]}.goal").GOAL
-    return goal
+def goal_of(task: str, goal: str = "speed") -> Goal:
+    """Returns the goal of a ``task``. Raises ``ConfigError`` if the task has no such goal."""
+    if (task, goal) not in FOLDERS:
+        raise ConfigError(f"goal={goal} has no meaning for task={task}; leave it out")
+    found: Goal = import_module(f"launcher.goals.{FOLDERS[task, goal]}.goal").GOAL
+    return found

@@ -85,9 +85,11 @@ def picture(points: Sequence[FrontPoint]) -> Markup:
 
 
 def markdown(front: Mapping[str, Any]) -> str:
-    """Returns a table and a list of the same."""
+    """Returns a table and a list of the same; empty of another search."""
+    if not (points := points_of(front)):
+        return ""
     lines = ["| on the front | layout | a request | that is | predicted | tokens/s a device | trial |", "|---|---|---|---|---|---|---|"]
-    for one in points_of(front):
+    for one in points:
         at = one.measured or (None, None)
         expected = labels.seconds(one.predicted[0]) if one.predicted else ""
         cells = ["*" if one.front else "", one.name, labels.seconds(at[0]), one.kind if one.measured else "", expected]

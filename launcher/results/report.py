@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from launcher import labels
-from launcher.results import front, lineage, plots, timeline
+from launcher.results import arms, front, lineage, plots, timeline
 from launcher.results.measurements import measure, newest_logs, read_timeline, tail
 from launcher.results.plots import Series
 from launcher.results.predicted_timeline import foreseen
@@ -91,6 +91,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
     drawn, left_out = pictures(timed)
     predicted = [s for s in series if s.predicted]
     failed = [trial for trial in trials if trial.measured.status in (Status.FAILED, Status.STOPPED, Status.PRUNED)]
+    curves = arms.curves_of(sweep.front)
     optional = ("predicted_step_time_s", "predicted_memory_bytes", "mfu", "price")
     return {
         "sweep": sweep, "trials": trials, "made": stamp(time.time()), "created": stamp(sweep.created), "facts": facts(trials),
@@ -105,6 +106,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
         "unsuccessful": [(trial, said(trial.record)) for trial in failed],
         "front": front.picture(points) if (points := front.points_of(sweep.front)) else None,
         "recommended": front.recommended(sweep.front),
+        "arms": curves, "reached": arms.picture(curves, sweep.front.get("target_loss")), "told_of_arms": arms.said(sweep.front),
         "lineage": lineage.picture(sweep.records),
         "any": {name: any(getattr(trial.measured, name) for trial in trials) for name in optional},
     }  # fmt: skip

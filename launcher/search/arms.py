@@ -4,8 +4,9 @@ An arm is trained once per seed; runs of one seed begin with the same weights an
 
 - **Steps to a loss** (``crossing``): the first of three consecutive validations at or below it, interpolated linearly from the one before.
   Curves are not smoothed: each validation reads the same text.
-- **Ratio of two arms' times** (``lead``): the mean over seeds of log(steps / steps), plus log(step time / step time), which is known to a
-  variance of its own. Its intervals are Student's, with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946).
+- **Ratio of two arms' times** (``lead``): the mean over seeds of log(steps / steps), or of log(seconds / seconds) where step times are
+  measured. Predicted ones add log(step time / step time), which is known to a variance of its own. Its intervals are Student's, with
+  Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946).
 - **A run that misses the loss** counts with all its steps: the least that it would have needed. So its arm can be told to be slower,
   and never to be faster.
 - **Confidence.** The probability that a winner is named that is not the fastest is at most 1 - ``confidence``: Bonferroni's bound over both
@@ -50,15 +51,18 @@ def crossing(curve: Curve, target: float) -> float | None:
 
 @dataclass(frozen=True)
 class Reach:
-    """The steps after which one run had the loss; of a run that ``missed`` it, all steps that it made."""
+    """The steps after which one run had the loss; of a run that ``missed`` it, all steps that it made. ``step_s``: its measured step time,
+    where that counts."""
 
     steps: float
     missed: bool = False
+    step_s: float = 1.0
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Log step times of the arms on one cluster: their means (k,), and the covariances (k, k) of their errors."""
+    """Predicted log step times of the arms on one cluster: their means (k,), and the covariances (k, k) of their errors. Zeros where each
+    run's own is measured."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -138,21 +142,28 @@ class Evidence:
     def lead(self, one: int, other: int, upto: int | None = None) -> LogMean | None:
         """Returns log(time of ``one`` / time of ``other``) over the seeds that both have; None for fewer than two."""
         pairs = [(a, b) for seed, a in self.runs[one].items() if a and (b := self.runs[other].get(seed)) and (upto is None or seed < upto)]
-        return _mean_of([math.log(a.steps / b.steps) for a, b in pairs], *self.times.apart(one, other))
+        return _mean_of([math.log(a.steps * a.step_s / (b.steps * b.step_s)) for a, b in pairs], *self.times.apart(one, other))
 
     def time(self, arm: int) -> LogMean | None:
         """Returns the log seconds that an arm takes to the loss; the least of them if it was missed."""
-        return _mean_of(self._log_steps(arm), float(self.times.mean[arm]), float(self.times.covariance[arm, arm]))
+        logs = [math.log(reach.steps * reach.step_s) for reach in self.reaches(arm)]
+        return _mean_of(logs, float(self.times.mean[arm]), float(self.times.covariance[arm, arm]))
 
     def steps(self, arm: int) -> LogMean | None:
         """Returns the log of an arm's steps to the loss, likewise."""
-        return _mean_of(self._log_steps(arm))
+        return _mean_of([math.log(reach.steps) for reach in self.reaches(arm)])
 
-    def _log_steps(self, arm: int) -> list[float]:
-        return [math.log(reach.steps) for reach in self.runs[arm].values() if reach]
+    def step_time(self, arm: int) -> float | None:
+        """Returns the seconds of a step, geometric means of measured ones."""
+        logs = [math.log(reach.step_s) for reach in self.reaches(arm)]
+        return math.exp(fmean(logs) + float(self.times.mean[arm])) if logs else None
+
+    def reaches(self, arm: int, upto: int | None = None) -> list[Reach]:
+        """Returns the results of an arm's runs that say something, of the first ``upto`` seeds or all."""
+        return [reach for seed, reach in self.runs[arm].items() if reach and (upto is None or seed < upto)]
 
     def misses(self, arm: int, upto: int | None = None) -> int:
-        return sum(reach.missed for seed, reach in self.runs[arm].items() if reach and (upto is None or seed < upto))
+        return sum(reach.missed for reach in self.reaches(arm, upto))
 
     def slower(self, one: int, other: int, level: float, upto: int | None = None) -> bool:
         """Returns whether arm ``one`` surely takes longer than ``other``."""
@@ -190,7 +201,7 @@ class Evidence:
     def leader(self) -> int | None:
         """Returns the arm that took least; None if no run reached the loss."""
         first = next(iter(self.order), None)
-        return first if first is not None and self.misses(first) < len(self._log_steps(first)) else None
+        return first if first is not None and self.misses(first) < len(self.reaches(first)) else None
 
     @cached_property
     def rivals(self) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol, TypeVar
@@ -51,6 +51,7 @@ class TrialObservation:
     hours: float = 0.0
     start_s: float = math.nan  # seconds that it took besides its steps; nan: not known
     served: Mapping[str, float] = field(default_factory=dict)  # of an inference: medians of what its ``result.json`` says, by name
+    losses: Sequence[tuple[int, float]] = ()  # steps and validation losses, also of a run that failed
 
     @property
     def ran(self) -> bool:
@@ -108,8 +109,8 @@ class Searchable(Protocol[P]):
 
     def trial_config(self, trial: SearchTrial) -> Config: ...
 
-    def predicted(self, trial: SearchTrial) -> tuple[np.ndarray, float]:
-        """Seconds of a step by part, and bytes."""
+    def predicted(self, trial: SearchTrial) -> tuple[np.ndarray, float] | None:
+        """Seconds of a step by part, and bytes; None if they are not asked for."""
 
     def interval(self, trial: SearchTrial) -> tuple[float, float] | None:
         """Seconds between which 80 % of such steps lie."""

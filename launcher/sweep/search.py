@@ -26,7 +26,7 @@ from launcher.sweep.run import Point, run_sweep
 from launcher.trials.spent import held_s, lost_s, step_seconds
 from launcher.trials.store import Record, Store
 from trainer.shared.records.outcome import Reason, Status
-from trainer.shared.records.trial_files import PERCENTILES, positive
+from trainer.shared.records.trial_files import PERCENTILES, number, positive, read_steps
 from trainer.shared.run.errors import ConfigError
 
 ENDING_S = 10.0
@@ -118,11 +118,12 @@ def _measure(
 
 def _point(problem: Searchable[Any], trial: SearchTrial, overrides: Sequence[str], enough: tuple[Reason, ...] = ()) -> Point:
     config = problem.trial_config(trial)
-    parts, memory = problem.predicted(trial)
-    words = [*overrides, *problem.words(trial)]
+    words, believed = [*overrides, *problem.words(trial)], problem.predicted(trial)
     try:
-        between = problem.interval(trial)
-        predicted = {"step_time_s": float(parts.sum()), "interval_s": between and list(between), "memory_bytes": memory}
+        predicted = None
+        if believed is not None:
+            (parts, memory), between = believed, problem.interval(trial)
+            predicted = {"step_time_s": float(parts.sum()), "interval_s": between and list(between), "memory_bytes": memory}
         return Point(tuple(words), resolve(config), None, predicted, enough=enough)
     except ConfigError as error:
         return Point(tuple(words), None, str(error))
@@ -145,7 +146,8 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
         start = max(elapsed - ran * seconds, 0.0)
     reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * spent / 3600
     noise = enough if known and len(steps) < OWN_STEPS else noise_of(steps, scatter)
-    return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, served(result) if done else {})
+    answered = served(result) if done else {}
+    return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, answered, validations(record))
 
 
 def served(result: Mapping[str, Any]) -> dict[str, float]:
@@ -157,6 +159,12 @@ def served(result: Mapping[str, Any]) -> dict[str, float]:
 def measured_steps(record: Record) -> list[float]:
     """Step times of the newest attempt after warm-up, in seconds."""
     return step_seconds(record, lambda step: step > _warmup(record))
+
+
+def validations(record: Record) -> tuple[tuple[int, float], ...]:
+    """Returns the steps after which a training was validated, and the losses."""
+    lines = read_steps(record.directory) if record.config.get("run", {}).get("eval_every") else []
+    return tuple((line["step"], loss) for line in lines if (loss := number(line.get("validation_loss"))) is not None)
 
 
 def warm_steps(record: Record) -> list[float]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from launcher import labels
-from launcher.results import front
+from launcher.results import arms, front
 from launcher.results.ranking import Measurement, costs, leaders
 from launcher.results.rows import configuration
 from launcher.trials.labels import trial_labels
@@ -117,7 +117,7 @@ def sweep_tags(sweep: Sweep, ranked: Sequence[Measurement]) -> dict[str, str]:
         named |= {"best_trial": best.trial, "best_layout": labels.layout_label(best.layout)}
     if sweep.front:
         named["mlflow.source.name"] = f"trireme search sweep.name={sweep.name}"
-        return named | {"mlflow.note.content": front.markdown(sweep.front)}
+        return named | {"mlflow.note.content": front.markdown(sweep.front) or arms.markdown(sweep.front)}
     return named | {"mlflow.note.content": markdown(ranked, names)}
 
 

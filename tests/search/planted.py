@@ -23,9 +23,16 @@ class PlantedBackend(Backend):
 
     poll_seconds = 0.0
 
-    def __init__(self, folder: Path, truth: Truth, dies_after: int | None = None, scatter: float = 0.001):
+    def __init__(
+        self,
+        folder: Path,
+        truth: Truth,
+        dies_after: int | None = None,
+        scatter: float = 0.001,
+        loss: Callable[[TrainConfig, int], float] | None = None,
+    ):
         super().__init__(LocalCluster())
-        self.folder, self.truth, self.dies_after, self.scatter = folder, truth, dies_after, scatter
+        self.folder, self.truth, self.dies_after, self.scatter, self.loss = folder, truth, dies_after, scatter, loss
         self.submitted: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -79,6 +86,8 @@ class PlantedBackend(Backend):
         self._change(handle, step=step)
         with (directory / "metrics.jsonl").open("a") as stream:
             line = {"attempt": job["attempt"], "step": step, "step_time_s": seconds * (1 + self.scatter * (step % 3))}
+            if self.loss is not None and step % config.run.eval_every == 0:
+                line["validation_loss"] = self.loss(config, step)
             stream.write(json.dumps(line) + "\n")
         if step < config.run.steps:
             return JobState(Status.RUNNING)

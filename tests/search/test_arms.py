@@ -24,13 +24,13 @@ def planted(
     """Runs whose loss falls as a power of the steps and has the target after ``needed`` steps, but for what a seed shifts: each arm alike,
     and each on its own. Validated every 20 steps, with noise of the loss."""
     runs: list[dict[int, Reach | None]] = [{} for _ in needed]
+    steps = np.arange(20, 1000, 20)
     for seed in range(seeds):
         both = random.normal(0, common)
-        for arm, steps in enumerate(needed):
-            truth = steps * math.exp(both + random.normal(0, own))
-            curve = [(s, 3.0 + 0.3 * math.log(truth / s) + random.normal(0, 5e-4)) for s in range(20, 1000, 20)]
-            found = crossing(curve, 3.0)
-            runs[arm][seed] = Reach(curve[-1][0], True) if found is None else Reach(found)
+        for arm, least in enumerate(needed):
+            losses = 3.0 + 0.3 * (math.log(least) + both + random.normal(0, own) - np.log(steps)) + random.normal(0, 5e-4, len(steps))
+            found = crossing(list(zip(steps.tolist(), losses.tolist(), strict=True)), 3.0)
+            runs[arm][seed] = Reach(1000, True) if found is None else Reach(found)
     return runs
 
 
@@ -38,22 +38,29 @@ def looked_at(runs: list[dict[int, Reach | None]], seeds: int, step_times: StepT
     return Evidence(runs, step_times or times(len(runs)), seeds)
 
 
-@pytest.mark.parametrize("needed", [[400.0, 440.0], [440.0, 400.0, 520.0], [300.0, 420.0, 330.0, 310.0]])
+@pytest.mark.parametrize("needed", [[400.0, 420.0], [440.0, 400.0, 520.0], [300.0, 420.0, 330.0, 310.0]])
 def test_the_right_arm_wins_on_planted_curves(needed: list[float]) -> None:
+    """Differences of 3 to 10 %, where each run is off by 1 %."""
     random, best = np.random.default_rng(1), int(np.argmin(needed))
     found = [looked_at(planted(random, needed, 8), 8).winner for _ in range(DRAWS)]
     assert sum(winner not in (best, None) for winner in found) <= 0.05 * DRAWS
     assert sum(winner == best for winner in found) >= 0.95 * DRAWS
 
 
-@pytest.mark.parametrize("arms", [2, 3, 5])
-@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (2, 5), (4, 5)])
 def test_a_tie_cannot_be_told(arms: int, seeds: int) -> None:
     """False winners, by whichever look, are at most one in twenty: 17 of 200 would be one in a thousand draws of such a rate."""
     random = np.random.default_rng(2)
     found = [looked_at(planted(random, [400.0] * arms, seeds), seeds) for _ in range(DRAWS)]
     assert sum(one.winner is not None for one in found) <= 17
     assert all(one.rivals for one in found if one.winner is None)
+
+
+def test_a_small_difference_is_told_rightly_or_not_at_all() -> None:
+    """Of 1 %, with as much noise."""
+    random = np.random.default_rng(8)
+    found = [looked_at(planted(random, [400.0, 404.0, 408.0], 5), 5).winner for _ in range(DRAWS)]
+    assert sum(winner in (1, 2) for winner in found) <= 0.05 * DRAWS and None in found
 
 
 def test_a_tie_in_time_whose_steps_differ_cannot_be_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 SPACE, POLICY = "launcher/planning/space.py", "launcher/search/policy.py"
+ARMS = "launcher/search/arms.py"
 
 DEFECTS = [
     Defect(
@@ -76,5 +77,47 @@ DEFECTS = [
         "planned.seconds[planned.order[0]]",
         "planned.seconds[planned.order[-1]]",
         "tests/search/test_plan_command.py",
+    ),
+    Defect(
+        "a run that misses the loss can make its arm the fastest",
+        ARMS,
+        "return lead is not None and not self.misses(other, upto) and",
+        "return lead is not None and",
+        "tests/search/test_arms.py",
+    ),
+    Defect(
+        "arms are compared without pairing their seeds",
+        ARMS,
+        "if a and (b := self.runs[other].get(seed))",
+        "if a and (b := self.runs[other].get(len(self.runs[other]) - 1 - seed))",
+        "tests/search/test_arms.py",
+    ),
+    Defect(
+        "several arms are compared as if there were two",
+        ARMS,
+        "return 2 * max(len(self.runs) - 1, 1)",
+        "return 0.5",
+        "tests/search/test_arms.py",
+    ),
+    Defect(
+        "one validation below the loss counts as reaching it",
+        ARMS,
+        "CONSECUTIVE = 3",
+        "CONSECUTIVE = 1",
+        "tests/search/test_arms.py",
+    ),
+    Defect(
+        "arms with other batches are validated on other text",
+        "launcher/goals/loss/arms.py",
+        "eval_batches=sequences // batch",
+        "eval_batches=base.run.eval_batches",
+        "tests/search/test_loss_search.py",
+    ),
+    Defect(
+        "arms of one layout have errors of their own",
+        "launcher/search/loss.py",
+        "same = np.array([[one.same(other) for other in found] for one in found])",
+        "same = np.eye(len(found), dtype=bool)",
+        "tests/search/test_loss_search.py",
     ),
 ]

@@ -1,0 +1,178 @@
+"""Searches the arm that reaches a loss soonest: which run is next, and what is known of each arm's time. Pure.
+
+All layouts train one model, so the steps that an arm needs are measured once, in any layout, and are multiplied by the step time on the
+cluster whose time counts: measured, if the trials run there in that layout, else predicted for the fastest layout there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+
+import numpy as np
+
+from launcher.config.schema import ClusterConfig, Config
+from launcher.config.uncertainty import Widths
+from launcher.cost.uncertainty import Traits, between, columns, coordinates
+from launcher.labels import percent, plural
+from launcher.planning.plan import Plan
+from launcher.search.arms import Curve, Evidence, Reach, StepTimes, crossing
+from launcher.search.policy import SearchTrial, Stop, TrialObservation, at_most, limit_reached
+from trainer.shared.records.outcome import Reason
+from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import LayoutConfig
+
+
+@dataclass(frozen=True)
+class FastestLayout:
+    """The layout that is predicted to be the fastest on the cluster whose time counts."""
+
+    plan: Plan
+    row: int
+
+    @property
+    def layout(self) -> LayoutConfig:
+        return self.plan.layout(self.row)
+
+    @property
+    def batch(self) -> int:
+        return int(np.broadcast_to(self.plan.case.global_batch, len(self.plan.space.table))[self.row])
+
+    def same(self, other: FastestLayout) -> bool:
+        """Returns whether both are one layout with one batch, whose error of its own they share."""
+        return self.batch == other.batch and self.plan.space.table[self.row] == other.plan.space.table[other.row]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to train: the overrides ``words`` and what they make, as it is run with the first seed, and as it is asked for where its time
+    counts. ``fastest``: its layout there; None if its trials run there."""
+
+    name: str
+    words: Sequence[str]
+    config: Config
+    asked: Config
+    fastest: FastestLayout | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Returns the tokens of a step."""
+        return self.config.run.global_batch * self.config.model.seq
+
+
+@dataclass(frozen=True)
+class LossProblem:
+    """The arms of a search. ``config`` is the run that they change."""
+
+    config: Config
+    target_loss: float
+    arms: Sequence[Arm]
+
+    def policy(self) -> LossPolicy:
+        """The search of these arms, from its beginning."""
+        return LossPolicy(self)
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        """Returns the cluster whose time counts."""
+        return self.arms[0].asked.cluster
+
+    @property
+    def predicts(self) -> bool:
+        """Returns whether step times are predicted, not measured."""
+        return self.arms[0].fastest is not None
+
+    @cached_property
+    def believed(self) -> StepTimes:
+        """Returns the predicted step times of all arms, whose errors have most in common."""
+        found = [arm.fastest for arm in self.arms if arm.fastest]
+        parts = np.concatenate([columns(one.plan.estimate.causes, len(one.plan.seconds))[[one.row]] for one in found])
+        seconds = parts.sum(axis=1)
+        places = np.concatenate([coordinates(one.plan.space.table[[one.row]]) for one in found])
+        same = np.array([[one.same(other) for other in found] for one in found])
+        widths: Widths = found[0].plan.widths
+        traits = Traits(parts / seconds[:, None], places)
+        mean_square = math.exp(2 * widths.scale**2)  # of the log-normal size of what no part explains
+        return StepTimes(np.log(seconds), between(widths, traits, traits, same).at(mean_square))
+
+    def trial_config(self, trial: SearchTrial) -> Config:
+        """The run of one arm with one seed."""
+        config = self.arms[trial.index].config
+        return dataclasses.replace(config, run=dataclasses.replace(config.run, seed=config.run.seed + trial.repeats))
+
+    def predicted(self, trial: SearchTrial) -> None:
+        """Has no prediction of a trial: where its time counts, it is measured or predicted for another layout."""
+
+    def interval(self, trial: SearchTrial) -> None:
+        """Has none, likewise."""
+
+    def words(self, trial: SearchTrial) -> list[str]:
+        """The overrides that make the trial, for the record."""
+        run = self.trial_config(trial).run
+        batches = [] if run.eval_batches == self.config.run.eval_batches else [f"run.eval_batches={run.eval_batches}"]
+        return [*self.arms[trial.index].words, *batches, f"run.seed={run.seed}"]
+
+
+@dataclass
+class LossPolicy:
+    """Runs the arms seed by seed until one is told to be the fastest, or each has its ``search.seeds`` runs; holds their results."""
+
+    problem: LossProblem
+    runs: list[dict[int, Reach | None]] = field(init=False)  # of each arm, by number of the seed
+    curves: list[dict[int, Curve]] = field(init=False)
+    trials: int = 0
+    gpu_hours: float = 0.0
+    hours: float = 0.0
+
+    def __post_init__(self) -> None:
+        arms = self.problem.arms
+        self.runs, self.curves = [{} for _ in arms], [{} for _ in arms]
+
+    def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
+        """Up to ``count`` runs: those of one seed before those of the next."""
+        settings, evidence = self.problem.config.search, self.evidence
+        if evidence.complete:
+            sure = f"an arm is told to be the fastest ({percent(settings.confidence, digits=0)} confidence)"
+            return Stop(sure if evidence.winner is not None else f"each arm that is left has {plural(settings.seeds, 'seed')}")
+        if limit := limit_reached(settings, self.trials, self.gpu_hours, self.hours):
+            return Stop(limit)
+        left = [(seed, arm) for arm in evidence.open for seed in range(settings.seeds) if seed not in self.runs[arm]]
+        return [SearchTrial(arm, True, None, seed) for seed, arm in sorted(left)[: at_most(settings, self.trials, count)]]
+
+    def tell(self, trial: SearchTrial, measured: TrialObservation) -> None:
+        """Records a run: when it reached the loss, or that it did not. A run whose numbers broke never reaches it; one that failed
+        otherwise says nothing."""
+        self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
+        arm, steps = trial.index, crossing(measured.losses, self.problem.target_loss)
+        ended = measured.ran or measured.reason is Reason.NUMERICS
+        step_s = 1.0 if self.problem.predicts else measured.seconds
+        missed = Reach(self.problem.arms[arm].config.run.steps, True, step_s) if ended else None
+        self.runs[arm][trial.repeats] = missed if steps is None else Reach(steps, False, step_s)
+        self.curves[arm][trial.repeats] = measured.losses
+
+    @property
+    def evidence(self) -> Evidence:
+        """Returns what the runs so far say."""
+        settings = self.problem.config.search
+        count = len(self.runs)
+        times = self.problem.believed if self.problem.predicts else StepTimes(np.zeros(count), np.zeros((count, count)))
+        return Evidence([self._timed(runs) for runs in self.runs], times, settings.seeds, settings.confidence)
+
+    def _timed(self, runs: dict[int, Reach | None]) -> dict[int, Reach | None]:
+        """Returns an arm's runs, of which those that broke before their step time was known have that of the others."""
+        known = [[run.step_s for run in arm.values() if run and math.isfinite(run.step_s)] for arm in (runs, *self.runs)]
+        usual = fmean(next(filter(None, known), [1.0]))
+        return {s: run and (run if math.isfinite(run.step_s) else dataclasses.replace(run, step_s=usual)) for s, run in runs.items()}
+
+
+def fastest_layout(planned: Plan) -> FastestLayout:
+    """Returns the fastest layout of a plan that fits. Raises ``ConfigError`` if none does."""
+    if not len(planned.order):
+        raise ConfigError(
+            "no layout is likely to fit into memory on the cluster whose time counts; name a larger one in search.target_cluster"
+        )
+    return FastestLayout(planned, int(planned.order[0]))
