@@ -34,9 +34,8 @@ of layout keys (layout.tensor=2,4) keep the search to layouts that have them.
 With task=inference the search is for the front of time against cost of a served model (workload=..., sla.*, serving.*): trials run this
 project's generator; three ways to serve are recommended, each with its command and recipe.
 
-With goal=loss the search is for the arm (optimizer, schedule, batch; search.arms.NAME='overrides') whose validation loss reaches
-search.target_loss soonest: each is trained with the same search.seeds, and a winner is named only if it is told from all others with
-search.confidence. search.target_cluster counts the time on another cluster, by predicted step times.
+With goal=loss the search is for the arm (optimizer, schedule, batch) that reaches search.target_loss soonest; it is named if search.seeds
+runs of each tell it from all others.
 
 With --replay the sweeps of a table of measured trials (published format) stand for the cluster; of a table of inference the search is for
 the front of time against cost.
@@ -45,8 +44,7 @@ examples:
   trireme search model=gpt_mini cluster.gpus_per_node=4 run.global_batch=16 hardware=mine
   trireme search recipe=gpt3_20b cluster=slurm search.max_gpu_hours=200
   trireme search task=inference model=gpt_tiny workload=nemo hardware=mine sla.latency_ms=500
-  trireme search goal=loss model=gpt_tiny search.target_loss=4.5 run.steps=400 run.eval_every=10 data.held_out=0.02 \\
-      search.arms.adamw=optimizer.lr=0.003 search.arms.muon='optimizer=muon optimizer.lr=0.003'
+  trireme search goal=loss search=mine run.eval_every=10 data.held_out=0.02
   trireme search --replay published/training.csv
 """
 

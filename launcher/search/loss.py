@@ -19,6 +19,7 @@ from launcher.config.schema import ClusterConfig, Config
 from launcher.config.uncertainty import Widths
 from launcher.cost.uncertainty import Traits, between, columns, coordinates
 from launcher.labels import percent, plural
+from launcher.planning.layout_names import overrides_of
 from launcher.planning.plan import Plan
 from launcher.search.arms import Curve, Evidence, Reach, StepTimes, crossing
 from launcher.search.policy import SearchTrial, Stop, TrialObservation, at_most, limit_reached
@@ -112,9 +113,10 @@ class LossProblem:
 
     def words(self, trial: SearchTrial) -> list[str]:
         """The overrides that make the trial, for the record."""
-        run = self.trial_config(trial).run
+        arm, run = self.arms[trial.index], self.trial_config(trial).run
+        words = [word for word in arm.words if not word.startswith("layout.")] + overrides_of(arm.config.layout)
         batches = [] if run.eval_batches == self.config.run.eval_batches else [f"run.eval_batches={run.eval_batches}"]
-        return [*self.arms[trial.index].words, *batches, f"run.seed={run.seed}"]
+        return [*words, *batches, f"run.seed={run.seed}"]
 
 
 @dataclass
