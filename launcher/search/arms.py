@@ -114,7 +114,7 @@ Runs = Sequence[Mapping[int, "Reach | None"]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the ``runs`` of arms say, of which each is to have ``seeds`` runs."""
+    """The ``runs`` of arms, and the decisions that they allow; each arm is to have ``seeds`` of them."""
 
     runs: Runs
     times: StepTimes

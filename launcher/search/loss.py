@@ -1,4 +1,4 @@
-"""Searches the arm that reaches a loss soonest: which run is next, and what is known of each arm's time. Pure.
+"""Searches the arm that reaches a loss soonest: chooses the next run, and holds the results of each arm. Pure.
 
 All layouts train one model, so the steps that an arm needs are measured once, in any layout, and are multiplied by the step time on the
 cluster whose time counts: measured, if the trials run there in that layout, else predicted for the fastest layout there.

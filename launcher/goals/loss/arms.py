@@ -74,7 +74,7 @@ def check_text(base: Config) -> None:
 
 
 def arm(name: str, text: str, base: Config, asked: Asked) -> Arm:
-    """Composes an arm. Raises ``ConfigError``, naming it, for what is wrong with it."""
+    """Composes an arm. Raises ``ConfigError``, naming it, for a wrong one."""
     key = f"search.arms.{name}"
     words = words_of(key, text, OF_ARMS)
     with naming(key):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launcher.sweep.search import SearchOutcome
 
 FASTEST, UNTOLD, LEADS, SLOWER, MISSED, NOTHING = "fastest", "cannot tell", "leads", "slower", "not reached", "no run"
-"""What is told of an arm."""
+"""Verdicts on an arm."""
 
 
 def ends(form: Any) -> Any:
@@ -94,7 +94,7 @@ class LossSearch(GoalSearch):
         return {"": (recipe(arm.asked, default, hardware_files()), took)}
 
     def document(self, name: str, found: SearchOutcome[LossPolicy], written: Written) -> dict[str, Any]:
-        """Returns what is known of each arm, and of which is the fastest."""
+        """Returns each arm's result, and the fastest if it can be told."""
         made = written.recipes.get("")
         return {
             "search": name,
