@@ -347,9 +347,11 @@ MOST_WIDTH = 256
 KERNELS = {
     "cpu": FlashKernel(lambda query: True, _forward_on_cpu, _backward_on_cpu),
     "cuda": FlashKernel(
-        lambda query: query.dtype in (torch.float16, torch.bfloat16)
-        and query.shape[-1] <= MOST_WIDTH - 8
-        and torch.backends.cuda.is_flash_attention_available(),
+        lambda query: (
+            query.dtype in (torch.float16, torch.bfloat16)
+            and query.shape[-1] <= MOST_WIDTH - 8
+            and torch.backends.cuda.is_flash_attention_available()
+        ),
         _forward_on_gpu,
         _backward_on_gpu,
     ),

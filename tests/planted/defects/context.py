@@ -71,8 +71,8 @@ DEFECTS = [
     Defect(
         "dropout of attention counts positions within a rank's sequence",
         "trainer/tensor/dropout.py",
-        "length, weights.device, keys)\n",
-        "keys, weights.device, keys)\n",
+        "torch.arange(keys, device=weights.device), length)\n",
+        "torch.arange(keys, device=weights.device), keys)\n",
         LAYOUTS,
     ),
     Defect(
