@@ -69,7 +69,7 @@ class _AroundRing(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Masks:
-    """What hides keys but for order and windows: ``visible`` [b, 1, s, s], and the key of dropout."""
+    """Hides keys beside order and windows: ``visible`` [b, 1, s, s], and the key of dropout."""
 
     visible: Tensor | None
     stamp: Tensor

@@ -141,6 +141,7 @@ def projections(case: Case) -> Array:
         return case.tokens * elements / case.tensor + latents(case)
     if s.latent is not None:  # values are cut out of the product that makes keys, too, unless ranks exchange copies
         cut = np.where(case.context > 1, np.where(_widened(case), 0, s.value_width), s.query_width + s.value_width - s.read_width)
+        cut = np.where(passed_around(case), s.key_width - np.asarray(s.heads) * s.latent.rotary, cut)  # keys beside the values
         return case.tokens * (elements + cut * w) / case.tensor + latents(case) + masks(case)
     grouped = np.asarray(s.kv_heads) != s.heads
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
