@@ -219,8 +219,9 @@ def _entered(case: Case) -> ForwardBackward:
 
 def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackward:
     """Exposed communication of context ranks: keys and values that pass around a ring behind attention itself (Liu et al. 2023, arXiv
-    2310.01889), or are gathered before it, again in backward of a block that was not recomputed, and have their gradients scattered; or
-    heads that change places (Jacobs et al. 2023, arXiv 2309.14509)."""
+    2310.01889; what hides was held against published steps of trainers with kernels of their own for it), or are gathered before it, again
+    in backward of a block that was not recomputed, and have their gradients scattered; or heads that change places (Jacobs et al. 2023,
+    arXiv 2309.14509)."""
     machine, each = (case.device, case.constants, case.context_group), case.tokens / case.tensor * case.width
     payload = each * (case.shape.key_width + case.shape.read_width)
     if case.trainer.overlap.context == "all_to_all":
@@ -230,11 +231,13 @@ def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackw
     ring = collectives.all_gather(*machine, payload * case.context)
     if case.trainer.overlap.context == "all_gather":
         return ring, (1 - case.recomputed_blocks) * ring + collectives.reduce_scatter(*machine, payload * case.context)
+    if not case.trainer.kernels.eager_ring:
+        return np.maximum(ring - forward, 0.1 * ring), np.maximum(2 * ring - backward, 0.2 * ring)
     others, merged = np.maximum(case.context - 1, 1), merging(case)
     front = np.maximum(ring - forward * others / (others + 1), 0.1 * ring) + merged  # nothing travels beside the last part
     home = ring / others  # the last gradient, beside nothing
     back = np.maximum(2 * ring - backward, np.maximum(home, 0.2 * ring)) + merged
-    return front, back + case.recomputes("selective") * front * recompute.attends_again(case)
+    return front, back + np.where(case.recomputes("selective"), front, 0.0)
 
 
 def merging(case: Case) -> Array:

@@ -45,11 +45,6 @@ def again(case: Case, forward: Parts) -> Parts:
     return {name: whole[name] + (value - kept.get(name, 0.0)) * chosen * policy.fractions.get(name, 0.0) for name, value in forward.items()}
 
 
-def attends_again(case: Case) -> float:
-    """Returns how often a trainer's selective mode repeats attention."""
-    return SELECTIVE[case.trainer.recompute.selective].fractions.get(ATTENTION, 0.0)
-
-
 def of_whole_blocks(case: Case, forward: Parts) -> Parts:
     """Repeated work of blocks that are recomputed whole, which launches them once more."""
     spare = spared(case, forward)
