@@ -121,15 +121,15 @@ class Ring:
         values in 4 on a rank, and travel as wide as they are themselves."""
         asked = heads_first(query)
         dy, output = (x.unflatten(2, (query.shape[2], -1)).permute(1, 2, 0, 3) for x in (dy, output))
-        wide = torch.promote_types(query.dtype, torch.float32)
+        wide, widths = torch.promote_types(query.dtype, torch.float32), (key.shape[-1], value.shape[-1])
         dq, home, sums = torch.zeros_like(asked, dtype=wide), None, Pending(None, self.group, "send")
         came = sent = key.new_empty(0)
         for number, (turn, keys, values) in enumerate(self._turns(key, value)):
-            dk, dv = (torch.zeros_like(x, dtype=wide) for x in (keys, values))
+            own = keys.new_zeros(*keys.shape[:-1], sum(widths), dtype=wide)
+            dk, dv = own.split(widths, -1)
             for rows, seen, *found in self.parts.differentiate(turn, asked, keys, values, masks, dy, output, logs):
                 for total, part in zip((dq[..., rows, :], dk[..., seen, :], dv[..., seen, :]), found):
                     total += part
-            own = torch.cat((dk, dv), -1)
             sums.wait()
             if number == 0:
                 home = own
@@ -140,7 +140,7 @@ class Ring:
         sums.wait()
         assert home is not None
         both = home.add_(came)
-        dk, dv = (x.permute(2, 0, 1, 3) for x in both.to(key.dtype).split((key.shape[-1], value.shape[-1]), -1))
+        dk, dv = (x.permute(2, 0, 1, 3) for x in both.to(key.dtype).split(widths, -1))
         return dq.to(query.dtype).permute(2, 0, 1, 3), dk, dv
 
     def _turns(self, key: Tensor, value: Tensor) -> Iterator[tuple[Turn, Tensor, Tensor]]:

@@ -147,7 +147,7 @@ def projections(case: Case) -> Array:
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
     # context ranks exchange copies, and join or exchange outputs, which a flash kernel keeps as they were
     exchanged = s.value_width if kernel(case) in FLASH else np.where(grouped, s.query_width, 0)
-    copied = np.where((case.context > 1) & ~passed_around(case), exchanged, copied)
+    copied = np.where((case.context > 1) & np.logical_not(passed_around(case)), exchanged, copied)
     sliced = np.where(s.rotary | grouped, -(s.key_width + s.read_width), 0)  # in ``kept_keys``; else queries keep all three, once more
     copied = np.where(case.slices > 1, sliced, copied)
     return case.tokens * (elements + copied * w) / case.tensor + masks(case)
