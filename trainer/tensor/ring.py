@@ -284,8 +284,8 @@ class FusedParts:
         dy, output = (F.pad(x, (0, query.shape[-1] - width)) for x in (dy, output))
         for rows, seen, causal in squares(turn):
             flow, asked, found, log = (x[:, :, rows] for x in (dy, query, output, logs))
-            parts = kernel.backward(flow, asked, key[..., seen, :], value[..., seen, :], found, log, causal, self.scale)
-            yield rows, seen, *(part[..., :own] for part, own in zip(parts, (wide, wide, width)))
+            dq, dk, dv = kernel.backward(flow, asked, key[..., seen, :], value[..., seen, :], found, log, causal, self.scale)
+            yield rows, seen, dq[..., :wide], dk[..., :wide], dv[..., :width]
 
     def _alike(self, turn: Turn, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Tensor]:
         """Yields all three with the columns of linear biases and one width, which the kernels want."""
