@@ -33,7 +33,7 @@ from trainer.state.gathering import Gathering
 from trainer.state.host import HostMemory
 from trainer.state.parameters import ModelParameter, OptimizerShard
 from trainer.state.sharding import ShardedState
-from trainer.tensor.context import EXCHANGE_CLASSES, HeadExchange, KeyExchange
+from trainer.tensor.context import EXCHANGE_CLASSES, ContextExchange
 from trainer.tensor.dropout import Noise
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.experts import ExpertBalance
@@ -161,7 +161,7 @@ def _parallelizer(
     config: ResolvedTrainConfig, groups: Groups, region: Region, state: ShardedState, noise: Noise, precision: Precision
 ) -> Parallelizer:
     layout, device = config.layout, state.pool.device
-    exchange: KeyExchange | HeadExchange | EarlierKeys | None = None
+    exchange: ContextExchange | EarlierKeys | None = None
     if layout.slices > 1:
         exchange = EarlierKeys(region.slices, state)
     elif layout.context > 1:

@@ -39,6 +39,7 @@ class KernelProfile:
     cast_weights_once: bool = key(False, "weights are cast to 8 bits once per step, not for every micro-batch")
     adapts_in_place: bool = key(False, "what LoRA adds goes straight into a matrix' result; false: kernels of its own scale it, add it and add gradients up")
     eager_casts: bool = key(False, "8-bit casts are made of tensor operations, not of one kernel")
+    eager_ring: bool = key(False, "parts of a ring of context ranks are merged by tensor operations, and a selective recomputation goes round again")
     launches_per_block: float = key(40, "kernels launched by a block's forward; backward launches twice as many", minimum=0)
     host_forward: float = key(1.0, "host time of a block's forward / that of plain PyTorch modules which launch as many kernels", minimum=0)
     host_backward: float = key(1.0, "the same of its backward", minimum=0)

@@ -189,7 +189,7 @@ def exchanging_heads(found: Space, heads: int) -> Space:
     if not keep.any():
         raise ConfigError(
             f"run.context_exchange=all_to_all deals out the {heads} key and value heads of the model, and no layout has a tensor x context "
-            "that divides them; use all_gather, or another layout.context"
+            "that divides them; use all_gather, ring, or another layout.context"
         )
     return kept(found, keep, HEADS)
 

@@ -17,7 +17,7 @@ from launcher.cost.inputs.layouts import to_table
 from launcher.cost.model import estimate
 from launcher.cost.parts import HOST, MATRICES, total
 from launcher.cost.time import attention
-from launcher.cost.time.block import BlockTimes, times
+from launcher.cost.time.block import BlockTimes, context_seconds, merging, times
 from tests.cost.machines import GPT_1T, GPT_22B, GPT_530B, cluster, layout, mixed
 from trainer.shared.run.schema import ModelConfig
 
@@ -135,3 +135,16 @@ def test_a_trainers_modules_keep_the_host_by_their_factor_longer(way: str) -> No
     taken = [sum(getattr(times(with_kernels(small, host_forward=f, host_backward=f)), way).values())[0] for f in (1.0, 2.0, 3.0)]
     launches = KernelProfile().launches_per_block * (1 if way == "forward" else 2)
     assert np.diff(taken) == pytest.approx(launches * SHIPPED.host)
+
+
+def test_a_ring_shows_what_attention_cannot_hide_its_last_gradient_and_its_merging() -> None:
+    table = to_table([layout(1, context=context, recompute="none") for context in (2, 8)])
+    at = CostModel(cluster(8), profile("trireme")).case(GPT_22B, table, replace(mixed(4, "bf16"), context_exchange="ring"))
+    merged, never, always = merging(at), np.zeros(2), np.full(2, 1e6)
+    bare, hidden = context_seconds(at, never, never), context_seconds(at, always, always)
+    ring = bare[0] - merged
+    assert bare[1] == pytest.approx(2 * ring + merged) and merged[1] / merged[0] == pytest.approx(7 / 4)
+    assert hidden[0] == pytest.approx(0.1 * ring + merged)
+    assert hidden[1] - merged == pytest.approx(np.maximum(ring / (1, 7), 0.2 * ring))
+    half = context_seconds(at, ring, ring)[0] - merged
+    assert half == pytest.approx(np.maximum(ring - ring * (1 / 2, 7 / 8), 0.1 * ring))

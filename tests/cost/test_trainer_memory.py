@@ -172,6 +172,7 @@ LATENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "selective recomputation": ({}, {"recompute": "selective"}),
     "full recomputation": ({}, {"recompute": "full"}),
     "context ranks": ({}, {"context": 2}),
+    "context ranks in a ring": ({}, {"context": 2}),
 }
 
 
@@ -184,7 +185,7 @@ def test_latents_keep_the_bytes_that_are_predicted(name: str, precision: str, fa
     own, layout = LATENTS[name]
     latent = {"kv_rank": 40, "query_rank": 48, "rotary": 16, "value": 24} | own
     model = {"family": "deepseek_v3", "layers": 4, "hidden": 128, "heads": 4, "head_width": 32, "ffn": 256, "vocab": 1000, "seq": 64}
-    run = {"global_batch": 2, "warmup_steps": 0}
+    run = {"global_batch": 2, "warmup_steps": 0, "context_exchange": "ring" if "ring" in name else "all_gather"}
     plain = small(steps=1, precision=precision, model=model | {"latent": latent}, run=run, micro_batch=2, **layout)
     counted = farm.train(plain, ranks(layout)).checked().result["memory"]
     config = resolve(from_dict(TrainConfig, plain), ranks(layout))

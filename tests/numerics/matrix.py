@@ -32,6 +32,7 @@ from tests.farm import Farm, Finished, free_port
 from tests.small_runs import ranks
 from trainer.data.prepare import prepare
 from trainer.launch.rank_env import RankEnv
+from trainer.models.experts import Choice, MixtureOfExperts
 from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.parallel.balance import blocks_per_chunk
@@ -53,6 +54,9 @@ from trainer.shared.run.schema import (
 )
 from trainer.shared.run.spans import SENTINELS
 from trainer.shared.run.tuning import PROMPTS, text_model
+from trainer.tensor.dropout import Noise
+from trainer.tensor.experts import ExpertDispatcher, part_of
+from trainer.tensor.region import places
 
 if TYPE_CHECKING:
     from tests.whole_parameters import Saved
@@ -69,6 +73,8 @@ TASKS = (2, 3)
 EXAMPLES = [
     {"question": f"what is {i}?", "answer": "it is " * (i % 3) + str(i)} | {f"task{n}": i // 2 % n for n in TASKS} for i in range(12)
 ]
+CHOICES = "chosen experts"
+"""The rows of ``ChosenExperts`` of all ranks."""
 VOCAB = 300
 """Of text; made-up tokens have fewer."""
 
@@ -384,8 +390,10 @@ def _with_encoder(dice: random.Random, case: Case) -> Case:
 
 
 def _with_muon(dice: random.Random, case: Case) -> Case:
-    """``case`` with orthogonalised matrices, at times over context ranks. In fp64, for the iterations make much of rounding."""
+    """``case`` with orthogonalised matrices, at times over context ranks. In fp64, for the iterations make much of rounding. Queries that see
+    one key alone have no gradient: its rounding would become a step."""
     case = _with_context(dice, case) if dice.random() < 0.2 else case
+    model = case.model | ({"window": 3} if case.model.get("window") == 1 else {})
     muon = {
         "nesterov": dice.random() < 0.7,
         "scale": dice.choice(["rms", "spectral"]),
@@ -393,7 +401,7 @@ def _with_muon(dice: random.Random, case: Case) -> Case:
         "steps": dice.choice([3, 5]),
     }
     groups = dice.choice([{}, {"matrices": {"lr": 0.05, "weight_decay": 0.3}}])
-    return replace(case, optimizer={"kind": "muon", "muon": muon, "groups": groups}, precision="fp64")
+    return replace(case, model=model, optimizer={"kind": "muon", "muon": muon, "groups": groups}, precision="fp64")
 
 
 def _with_offload(dice: random.Random, case: Case) -> Case:
@@ -712,21 +720,51 @@ def trained(env: RankEnv, out: str | Path, configs: list[dict[str, Any]]) -> Non
         world.close()
 
 
-def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor, torch.Tensor, list[Saved]], int]:
-    """Losses and norms of all steps, and parts of parameters."""
+def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor, torch.Tensor, list[Saved], list[torch.Tensor]], int]:
+    """Losses and norms of all steps, parts of parameters, and the experts that tokens have had."""
     from tests.whole_parameters import parts
     from trainer.data import open_dataset
     from trainer.step import Engine
 
     dataset = open_dataset(run.data, text_model(run.model, run.tune), run.run.seed)
     engine = Engine(run, world, dataset)
+    choices = ChosenExperts(engine)
     frozen = [piece.weight.clone() for piece in engine.rank.shards if not piece.record.trainable]
-    results = [engine.step(step) for step in range(run.run.steps)]
+    results = []
+    for choices.step in range(run.run.steps):
+        results.append(engine.step(choices.step))
     still = [piece.weight for piece in engine.rank.shards if not piece.record.trainable]
     assert all(map(torch.equal, frozen, still)), "what is frozen has changed"
     losses = torch.tensor([r.loss for r in results], dtype=torch.float64)
-    found = losses, torch.tensor([r.grad_norm for r in results], dtype=torch.float64), [*parts(engine.rank), *_load(engine)]
+    norms = torch.tensor([r.grad_norm for r in results], dtype=torch.float64)
+    found = losses, norms, [*parts(engine.rank), *_load(engine)], choices.rows
     return found, engine.rank.groups.world.gather_objects(free_port())[0]  # nobody leaves a world that another one still uses
+
+
+class ChosenExperts:
+    """The experts that routers of this rank choose: rows of step, block, sequence, position, and the experts in order."""
+
+    def __init__(self, engine: Engine):
+        self.rank, self.step, self.rows = engine.rank, 0, list[torch.Tensor]()
+        for chunk in engine.rank.pipeline.chunks:
+            for name, layer in chunk.model.named_modules():
+                if isinstance(layer, MixtureOfExperts):
+                    layer.balanced = self._noted(layer, int(name.split(".")[1]), chunk.noise)  # type: ignore[method-assign]
+
+    def _noted(self, layer: MixtureOfExperts, block: int, noise: Noise) -> Callable[[Choice, torch.Tensor], Choice]:
+        balanced, region, dispatcher = layer.balanced, self.rank.region, layer.dispatcher
+
+        def note(choice: Choice, x: torch.Tensor) -> Choice:
+            length, batch = x.shape[:2]
+            index = torch.arange(length * batch)
+            if isinstance(dispatcher, ExpertDispatcher) and dispatcher.splits:
+                index = index[part_of(len(index), region.group)]
+            where = noise.key.first_row + index % batch, places(region.runs(length), x.device)[index // batch]
+            common = (torch.full_like(index, number) for number in (self.step, block))
+            self.rows.append(torch.cat((torch.stack((*common, *where), 1), choice.experts.sort(-1).values), 1))
+            return balanced(choice, x)
+
+        return note
 
 
 def _load(engine: Engine) -> list[Saved]:
@@ -754,6 +792,7 @@ class Matrix:
     def __init__(self, farm: Farm):
         self.farm, self.text = farm, farm.folder()
         self.references: dict[str, dict[str, torch.Tensor]] = {}
+        self.flipped = [0, 0]  # tokens with other experts than in one process, of all
         (self.text / "examples.jsonl").write_text("\n".join(map(json.dumps, EXAMPLES)))
         (self.text / "text.txt").write_text(" ".join(map(json.dumps, EXAMPLES)))
         prepare(DataConfig(source=str(self.text / "text.txt"), path=str(self.text / "corpus"), vocab=VOCAB))
@@ -805,6 +844,10 @@ class Matrix:
             return str(found)
         if expected.keys() != found.keys():
             return f"other parameters: {expected.keys() ^ found.keys()}"
+        flipped = _flipped(found, expected)
+        self.flipped = [total + count for total, count in zip(self.flipped, flipped)]
+        if flipped[0]:  # another model from here on
+            return f"{flipped[0]} of {flipped[1]} tokens have other experts" if case.precision == "fp64" else None
         name, difference = _worst(found, expected)
         if difference <= TOLERANCE[case.precision]:
             return None
@@ -816,7 +859,8 @@ class Matrix:
         makes twenty times as much of it in every step."""
         sizes = [size for size in (1, 2, 3, case.batch // 2) if 0 < size < case.batch and case.batch % size == 0]
         others = self.trained([replace(case.alone, layout={"micro_batch": size}) for size in sorted(set(sizes))])
-        return max((_worst(other, self.reference(case))[1] for other in others), default=0.0)
+        alike = [other for other in others if not _flipped(other, self.reference(case))[0]]
+        return max((_worst(other, self.reference(case))[1] for other in alike), default=0.0)
 
     def fault(self, case: Case) -> str | None:
         return self.faults([case])[0]
@@ -850,14 +894,25 @@ def _whole(done: Finished, number: int) -> dict[str, torch.Tensor]:
     from tests.whole_parameters import joined
 
     ranks = [torch.load(done.directory / f"{number}.{rank}.pt") for rank in done.codes]
-    losses, norms, _ = ranks[0]
-    assert all(torch.equal(losses, other) and torch.equal(norms, again) for other, again, _ in ranks), "ranks differ in losses or norms"
-    return {"losses": losses, "norms": norms} | joined(parts for _, _, parts in ranks)
+    losses, norms, *_ = ranks[0]
+    assert all(torch.equal(losses, other) and torch.equal(norms, again) for other, again, *_ in ranks), "ranks differ in losses or norms"
+    choices = [rows for _, _, _, found in ranks for rows in found]
+    chosen = {CHOICES: torch.cat(choices).unique(dim=0)} if choices else {}
+    return {"losses": losses, "norms": norms} | joined(parts for _, _, parts, _ in ranks) | chosen
+
+
+def _flipped(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[int, int]:
+    """The tokens, of all steps and blocks, whose experts are others, and all there are."""
+    if CHOICES not in expected:
+        return 0, 0
+    assert found[CHOICES].shape == expected[CHOICES].shape, "routers have had other tokens"
+    return len(torch.cat((found[CHOICES], expected[CHOICES])).unique(dim=0)) - len(expected[CHOICES]), len(expected[CHOICES])
 
 
 def _worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[str, float]:
     """What differs most, and by how much."""
-    return max(((name, _difference(found[name], value)) for name, value in expected.items()), key=lambda pair: pair[1])
+    values = ((name, _difference(found[name], value)) for name, value in expected.items() if name != CHOICES)
+    return max(values, key=lambda pair: pair[1])
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:

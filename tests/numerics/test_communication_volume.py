@@ -164,6 +164,12 @@ def test_context_ranks_that_exchange_heads_send_queries_keys_values_and_outputs(
     assert found["all_to_all over context"] == (4 * MICRO * LAYERS, 2 * MICRO * LAYERS * 4 * X / 4)
 
 
+def test_context_ranks_of_a_ring_pass_on_one_part_three_times_for_each_other_rank(farm: Farm) -> None:
+    """Keys and values forward, the same backward, and their gradients: each time those of a quarter of a sequence."""
+    messages = 3 * (4 - 1) * MICRO * LAYERS
+    assert volumes(farm, context=4, exchange="ring")["send over context"] == (messages, messages * 2 * X / 4)
+
+
 def test_wire_bytes_are_those_of_a_ring(farm: Farm) -> None:
     result = farm.train(small(steps=STEPS, tensor=4), 4).checked().result
     volume = result["communication"]["all_reduce over tensor"]

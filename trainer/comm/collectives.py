@@ -96,6 +96,17 @@ class Pending:
             self.group.ledger.waits.append((start, clock.mark()))
 
 
+class _Works(list[Any]):
+    """Several of torch's handles as one."""
+
+    def wait(self) -> None:
+        for work in self:
+            work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self)
+
+
 @dataclass
 class Group:
     """Ranks that communicate along one axis. ``handle`` is torch's process group, None for a single rank."""
@@ -170,6 +181,17 @@ class Group:
     def receive(self, tensor: Tensor, peer: int) -> Pending:
         """Receives into ``tensor`` from the rank at position ``peer``. Not counted here: the sender counts it."""
         return self._start("receive", None, lambda: dist.irecv(tensor, group=self.handle, group_src=peer), tensor)
+
+    def pass_on(self, tensor: Tensor, into: Tensor) -> Pending:
+        """Sends ``tensor`` to the next position of a ring, and receives ``into`` from the one before. All ranks must take part. Both go to
+        NCCL at once, which would wait for one of two neighbours forever otherwise."""
+        ways = ((dist.isend, tensor, 1), (dist.irecv, into, -1))
+
+        def call() -> _Works:
+            peers = [(way, own, (self.index + step) % self.size) for way, own, step in ways]
+            return _Works(dist.batch_isend_irecv([dist.P2POp(way, own, group=self.handle, group_peer=peer) for way, own, peer in peers]))
+
+        return self._start("send", tensor, call, tensor, into)
 
     def connect(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Sends one byte over each (sender, receiver) by position, in the order given, which is the same on every rank. Not counted.

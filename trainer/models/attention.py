@@ -204,11 +204,11 @@ class Alibi(nn.Module):
         super().__init__()
         self.slopes, self.scale = slopes(heads), scale
 
-    def forward(self, query: Tensor, key: Tensor, heads: range) -> tuple[Tensor, Tensor]:
-        """Returns query [b, heads, s, d] and key [b, groups, s, d] with 8 more columns each."""
+    def forward(self, query: Tensor, key: Tensor, heads: range, runs: Runs | None = None) -> tuple[Tensor, Tensor]:
+        """Returns query [b, heads, s, d] and key [b, groups, s, d], at positions ``runs`` or from 0 on, with 8 more columns each."""
         own = tuple(self.slopes[h] / self.scale for h in heads)  # scores are multiplied by it
         steep = slope_columns(own, query.dtype, query.device).expand(*query.shape[:-1], -1)
-        place = position_columns(key.shape[-2], key.dtype, key.device).expand(*key.shape[:-1], -1)
+        place = position_columns(runs or (range(key.shape[-2]),), key.dtype, key.device).expand(*key.shape[:-1], -1)
         return torch.cat((query, steep), -1), torch.cat((key, place), -1)
 
 
@@ -224,9 +224,9 @@ def slope_columns(values: tuple[float, ...], dtype: torch.dtype, device: torch.d
 
 
 @kept
-def position_columns(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def position_columns(runs: Runs, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns [s, 8]: each position as a multiple of 256 and the rest, both exact in bfloat16; three times, then zeros."""
-    position = torch.arange(length, device=device)
+    position = torch.cat([torch.arange(run.start, run.stop, device=device) for run in runs])
     pair = torch.stack((position - position % 256, position % 256), -1).to(dtype)
     return F.pad(pair.repeat(1, 3), (0, 2))
 

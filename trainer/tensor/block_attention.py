@@ -65,13 +65,13 @@ class BlockAttention:
             scores, slope = self._scores(block, query, key, visible, scale)
             weights = torch.softmax(scores, -1)
             lost = self._lost(block, before, weights, length, stamp)
-            dv[..., past, :] += _summed(self._dropped(weights.clone(), lost), flow)
+            dv[..., past, :] += summed(self._dropped(weights.clone(), lost), flow)
             d_weights = self._dropped(flow @ value[..., past, :].unsqueeze(2).transpose(-1, -2), lost)
             d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(scale)
             if slope is not None:
                 d_scores.mul_(slope)
             dq[..., rows, :] = (d_scores @ key[..., past, :].unsqueeze(2)).flatten(1, 2)
-            dk[..., past, :] += _summed(d_scores, asked)
+            dk[..., past, :] += summed(d_scores, asked)
         return dq, dk.to(key.dtype), dv.to(value.dtype)
 
     def _dropped(self, weights: Tensor, lost: Tensor | None) -> Tensor:
@@ -85,7 +85,7 @@ class BlockAttention:
             return None
         with self.dropout.noise.at_stamp(stamp):
             places = range(before + block.start, before + block.stop)
-            kept = self.dropout.kept_among(weights.shape[0], places, length, weights.device)
+            kept = self.dropout.kept_among(weights.shape[0], places, torch.arange(places.stop, device=weights.device), length)
         return ~kept.view(weights.shape)
 
     def _scores(self, block: range, query: Tensor, key: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
@@ -93,16 +93,22 @@ class BlockAttention:
         before = key.shape[-2] - query.shape[-2]
         rows, past = slice(block.start, block.stop), slice(0, before + block.stop)
         asked = query[..., rows, :].unflatten(1, (key.shape[1], -1))
-        scores, slope = (asked @ key[..., past, :].unsqueeze(2).transpose(-1, -2)).mul_(scale), None
-        if self.cap is not None:
-            share = scores.div_(self.cap).tanh_()
-            scores, slope = share * self.cap, 1 - share.square()
         place = torch.arange(past.stop, device=query.device)
         own = place[before + block.start :, None]
         hidden = place > own if visible is None else ~visible[:, None, :, rows, past]
         if self.window is not None:
             hidden = hidden | (place <= own - self.window)
-        return scores.masked_fill_(hidden, -math.inf), slope
+        return hidden_scores(asked, key[..., past, :], hidden, scale, self.cap)
+
+
+def hidden_scores(query: Tensor, key: Tensor, hidden: Tensor, scale: float, cap: float | None) -> tuple[Tensor, Tensor | None]:
+    """Returns the scores of queries [b, groups, n, rows, d] for keys [b, groups, keys, d], -inf where ``hidden``, and the slope that a cap
+    leaves them."""
+    scores, slope = (query @ key.unsqueeze(2).transpose(-1, -2)).mul_(scale), None
+    if cap is not None:
+        share = scores.div_(cap).tanh_()
+        scores, slope = share * cap, 1 - share.square()
+    return scores.masked_fill_(hidden, -math.inf), slope
 
 
 def blocks(query: Tensor, key: Tensor) -> Iterator[range]:
@@ -114,7 +120,7 @@ def blocks(query: Tensor, key: Tensor) -> Iterator[range]:
         yield range(first, min(first + height, length))
 
 
-def _summed(left: Tensor, right: Tensor) -> Tensor:
+def summed(left: Tensor, right: Tensor) -> Tensor:
     """Sums ``left^T right`` over the heads of a group: [b, groups, n, rows, keys], [b, groups, n, rows, d] -> [b, groups, keys, d]."""
     return left.flatten(2, 3).transpose(-1, -2) @ right.flatten(2, 3)
 

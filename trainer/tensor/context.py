@@ -4,9 +4,10 @@
     all_gather   every rank gets all keys and values, its own queries attend to them; backward sums their gradients over the ranks
                  (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2)
     all_to_all   every rank gets whole sequences of a part of the heads, and gives its outputs back (Jacobs et al. 2023, arXiv 2309.14509)
+    ring         keys and values pass from rank to rank while attention computes (``trainer.tensor.ring``)
 
-With s tokens, queries of h numbers, keys and values of g each, a rank of c sends 2 s g (c - 1) / c in one and 2 s (h + g) (c - 1) / c^2
-in the other: keys and values are less while g (c - 1) < h, and any number of heads will do.
+With s tokens, queries of h numbers, keys and values of g each, a rank of c sends 2 s g (c - 1) / c in the first and last and
+2 s (h + g) (c - 1) / c^2 in the second: keys and values are less while g (c - 1) < h, and any number of heads will do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trainer.models.attention import AttentionCore
 from trainer.shared.parallel.sequence import with_rows, zigzag
 from trainer.tensor.layers import Gradients
 from trainer.tensor.region import Region, places
+from trainer.tensor.ring import RingExchange
 
 Way = Callable[[Tensor, Group], Tensor]
 """A tensor of this rank to one that other ranks have a share in, or back."""
@@ -87,7 +89,12 @@ class HeadExchange:
         return own.flatten(2)
 
 
-EXCHANGE_CLASSES: dict[str, type[KeyExchange | HeadExchange]] = {"all_gather": KeyExchange, "all_to_all": HeadExchange}
+ContextExchange = KeyExchange | HeadExchange | RingExchange
+EXCHANGE_CLASSES: dict[str, type[ContextExchange]] = {
+    "all_gather": KeyExchange,
+    "all_to_all": HeadExchange,
+    "ring": RingExchange,
+}
 """By ``run.context_exchange``."""
 
 

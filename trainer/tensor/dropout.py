@@ -149,14 +149,12 @@ class ShardedAttentionDropout(nn.Module):
     def _kept(self, weights: Tensor, length: int) -> Tensor:
         rows, keys = weights.shape[-2:]
         queries = range(rows) if self.crosses else range(keys - rows, keys)
-        return self.kept_among(weights.shape[0], queries, length, weights.device, keys)
+        return self.kept_among(weights.shape[0], queries, torch.arange(keys, device=weights.device), length)
 
-    def kept_among(self, batch: int, queries: range, length: int, device: torch.device, keys: int | None = None) -> Tensor:
-        """Returns the mask of weights [b, heads, queries, keys], of some queries of a sequence for so many ``keys``, or for all up to the
-        last of them."""
-        heads, places = (torch.arange(r.start, r.stop, device=device) for r in (self.heads, queries))
-        seen = torch.arange(queries.stop if keys is None else keys, device=device)
-        axes = ((rows(self.noise, batch, device), 1), (heads, self.total), (places, length), (seen, length))
+    def kept_among(self, batch: int, queries: range, keys: Tensor, length: int) -> Tensor:
+        """Returns the mask of weights [b, heads, queries, keys], of some queries of a sequence for the ``keys`` at these positions."""
+        heads, places = (torch.arange(r.start, r.stop, device=keys.device) for r in (self.heads, queries))
+        axes = ((rows(self.noise, batch, keys.device), 1), (heads, self.total), (places, length), (keys, length))
         return self.noise.kept(self.site, self.p, axes)
 
 

@@ -20,7 +20,7 @@ from trainer.models.tuned import LowRankLinear, Prompts
 from trainer.shared.parallel.placement import Partial, counts, local_part, resolved
 from trainer.state.parameters import ModelParameter, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
-from trainer.tensor.context import HeadExchange, KeyExchange
+from trainer.tensor.context import ContextExchange, HeadExchange
 from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.entered import EnteredHeads
@@ -57,7 +57,7 @@ class Parallelizer:
     eight_bits: EightBitProduct | None = None  # of the blocks' matrices
     fused: FusedProducts | None = None  # of the same matrices
     balance: ExpertBalance | None = None  # of mixtures of experts
-    exchange: KeyExchange | HeadExchange | EarlierKeys | None = None  # of context ranks, or of slices of sequences
+    exchange: ContextExchange | EarlierKeys | None = None  # of context ranks, or of slices of sequences
     made: dict[nn.Parameter, ModelParameter] = field(default_factory=dict)  # by the plain model's parameter
 
     def apply(self, model: Transformer) -> list[ModelParameter]:

@@ -141,12 +141,13 @@ def projections(case: Case) -> Array:
         return case.tokens * elements / case.tensor + latents(case)
     if s.latent is not None:  # values are cut out of the product that makes keys, too, unless ranks exchange copies
         cut = np.where(case.context > 1, np.where(_widened(case), 0, s.value_width), s.query_width + s.value_width - s.read_width)
+        cut = np.where(passed_around(case), s.key_width - np.asarray(s.heads) * s.latent.rotary, cut)  # keys beside the values
         return case.tokens * (elements + cut * w) / case.tensor + latents(case) + masks(case)
     grouped = np.asarray(s.kv_heads) != s.heads
     copied = s.query_width + s.kv_width if s.rotary else np.where(grouped, s.query_width, 0)
     # context ranks exchange copies, and join or exchange outputs, which a flash kernel keeps as they were
     exchanged = s.value_width if kernel(case) in FLASH else np.where(grouped, s.query_width, 0)
-    copied = np.where(case.context > 1, exchanged, copied)
+    copied = np.where((case.context > 1) & np.logical_not(passed_around(case)), exchanged, copied)
     sliced = np.where(s.rotary | grouped, -(s.key_width + s.read_width), 0)  # in ``kept_keys``; else queries keep all three, once more
     copied = np.where(case.slices > 1, sliced, copied)
     return case.tokens * (elements + copied * w) / case.tensor + masks(case)
@@ -209,6 +210,20 @@ def lent(case: Case) -> Array:
     return np.where((case.context > 1) & (case.trainer.overlap.context == "all_gather"), every, 0.0)
 
 
+def passed_around(case: Case) -> Array:
+    """Tells where our own trainer passes keys and values around a ring (trainer/tensor/ring.py). It keeps a number per row, and neither
+    copies nor scores."""
+    return (case.context > 1) & case.trainer.memory.copied_heads & (case.trainer.overlap.context == "ring")
+
+
+def travelling(case: Case) -> Array:
+    """Returns bytes of a ring's buffers in backward: the keys and values of one rank and of the next, their gradients as computed, as sent,
+    as received and at home, and the gradient of queries."""
+    s, w, sums = case.shape, case.width, max(case.width, 4)
+    each = (s.key_width + s.read_width) * (4 * w + 2 * sums) + s.turned_width * sums
+    return np.where(passed_around(case), case.tokens / case.tensor * each, 0.0)
+
+
 def crossing(case: Case) -> Array:
     """Returns bytes of the queries of an encoder's output, its keys and values, and the attention's output."""
     s = case.shape
@@ -251,9 +266,15 @@ def rotary_tables(case: Case) -> Array:
 
 def attention_core(case: Case) -> Array:
     """Between the projections: a number per row with a flash kernel, nothing where scores are computed again, else copies of them."""
-    s, w, name = case.shape, case.width, kernel(case)
+    row = case.tokens * case.shape.heads / case.tensor * 4
+    return np.where(passed_around(case), row, _core(case, kernel(case), row))
+
+
+def _core(case: Case, name: str, row: Array) -> Array:
+    """The same without a ring."""
+    s, w = case.shape, case.width
     if name in FLASH:
-        return case.tokens * s.heads / case.tensor * 4 + bias_columns(case) + windows(case) + widened(case)
+        return row + bias_columns(case) + windows(case) + widened(case)
     if in_blocks(case):
         return bias_columns(case)
     copies = 1 if name == "fused_softmax" else case.trainer.memory.score_copies + s.capped

@@ -235,9 +235,10 @@ def _rank(case: Case, kind: str) -> Array:
 
 def passing(case: Case) -> Array:
     """Gradients of activations while one block runs backward: of the hidden state and of the MLP's inner width, before and after an
-    operation; and of keys and values that context ranks have gathered, beside those themselves and the order in which they came."""
+    operation; and of keys and values that context ranks have gathered, beside those themselves and the order in which they came, or that
+    pass around a ring."""
     inner = 2 * case.width * case.tokens * (case.shape.hidden + activations.inner_width(case) / case.tensor)
-    return inner + 3 * activations.lent(case)
+    return inner + 3 * activations.lent(case) + activations.travelling(case)
 
 
 def update(case: Case, parts: Parts, freed: Array, copies: Array, directions: Array) -> None:

@@ -219,8 +219,9 @@ def _entered(case: Case) -> ForwardBackward:
 
 def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackward:
     """Exposed communication of context ranks: keys and values that pass around a ring behind attention itself (Liu et al. 2023, arXiv
-    2310.01889), or are gathered before it, again in backward of a block that was not recomputed, and have their gradients scattered; or
-    heads that change places (Jacobs et al. 2023, arXiv 2309.14509)."""
+    2310.01889; what hides was held against published steps of trainers with kernels of their own for it), or are gathered before it, again
+    in backward of a block that was not recomputed, and have their gradients scattered; or heads that change places (Jacobs et al. 2023,
+    arXiv 2309.14509)."""
     machine, each = (case.device, case.constants, case.context_group), case.tokens / case.tensor * case.width
     payload = each * (case.shape.key_width + case.shape.read_width)
     if case.trainer.overlap.context == "all_to_all":
@@ -230,7 +231,22 @@ def context_seconds(case: Case, forward: Array, backward: Array) -> ForwardBackw
     ring = collectives.all_gather(*machine, payload * case.context)
     if case.trainer.overlap.context == "all_gather":
         return ring, (1 - case.recomputed_blocks) * ring + collectives.reduce_scatter(*machine, payload * case.context)
-    return np.maximum(ring - forward, 0.1 * ring), np.maximum(2 * ring - backward, 0.2 * ring)
+    if not case.trainer.kernels.eager_ring:
+        return np.maximum(ring - forward, 0.1 * ring), np.maximum(2 * ring - backward, 0.2 * ring)
+    others, merged = np.maximum(case.context - 1, 1), merging(case)
+    front = np.maximum(ring - forward * others / (others + 1), 0.1 * ring) + merged  # nothing travels beside the last part
+    home = ring / others  # the last gradient, beside nothing
+    back = np.maximum(2 * ring - backward, np.maximum(home, 0.2 * ring)) + merged
+    return front, back + np.where(case.recomputes("selective"), front, 0.0)
+
+
+def merging(case: Case) -> Array:
+    """Seconds to add what queries find in one rank's keys to what they have found, once for every other rank, either way: outputs, or
+    gradients of queries, are read, and added to sums of 4 bytes. Of the ranks before all queries see keys, of those behind the second
+    half (zig-zag)."""
+    s = case.shape
+    moved = (case.context - 1) * 0.75 * case.tokens * (s.turned_width + s.value_width) / 2 / case.tensor * (case.width + 8)
+    return moved / (case.device.bandwidth * case.constants.streaming)
 
 
 def exposed(case: Case, expert: Array, products: Array) -> Array:

@@ -9,6 +9,7 @@ PIECES, GROUPS, BLOCKS = "trainer/shared/parallel/sequence.py", "trainer/comm/gr
 NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
 LAYOUTS = f"{NUMBER}[2] {NUMBER}[3] {NUMBER}[4]"
 RECORDED = "tests/numerics/test_communication_volume.py"
+RING, MERGED = "trainer/tensor/ring.py", "tests/trainer/test_ring.py"
 
 DEFECTS = [
     Defect(
@@ -70,8 +71,8 @@ DEFECTS = [
     Defect(
         "dropout of attention counts positions within a rank's sequence",
         "trainer/tensor/dropout.py",
-        "length, weights.device, keys)\n",
-        "keys, weights.device, keys)\n",
+        "torch.arange(keys, device=weights.device), length)\n",
+        "torch.arange(keys, device=weights.device), keys)\n",
         LAYOUTS,
     ),
     Defect(
@@ -122,5 +123,68 @@ DEFECTS = [
         "first, last = width * index, length - width * (index + 1)",
         "first, last = 2 * width * index, 2 * width * index + width",
         "tests/shared/test_sequence.py",
+    ),
+    Defect(
+        "what queries find in a part is merged without the greatest of their scores",
+        RING,
+        "    total = torch.logaddexp(logs, log)\n",
+        "    total = torch.log(torch.exp(logs) + torch.exp(log))\n",
+        MERGED,
+    ),
+    Defect(
+        "weights of backward are those of a part alone",
+        RING,
+        "            weights = torch.exp(scores - log[..., None])\n",
+        "            weights = torch.softmax(scores, -1)\n",
+        MERGED,
+    ),
+    Defect(
+        "keys of a ring are hidden by their rows on the rank",
+        RING,
+        "queries = run[block.start : block.stop]\n",
+        "queries = range(run_rows.start + block.start, run_rows.start + block.stop)\n",
+        MERGED,
+    ),
+    Defect(
+        "linear biases of a ring know the rows of keys, not their positions",
+        RING,
+        "return (query, key) if alibi is None else alibi(query, key, self.core.heads, turn.other)",
+        "return (query, key) if alibi is None else alibi(query, key, self.core.heads)",
+        MERGED,
+    ),
+    Defect(
+        "dropout of a ring is that of a rank's own keys",
+        RING,
+        "lost = self._lost(queries, at, turn.length, scores, masks.stamp)",
+        "lost = self._lost(queries, places(turn.own, key.device)[seen], turn.length, scores, masks.stamp)",
+        MERGED,
+    ),
+    Defect(
+        "the last message of a ring brings no gradient home",
+        RING,
+        "        both = home.add_(came)\n",
+        "        both = home\n",
+        LAYOUTS,
+    ),
+    Defect(
+        "gradients of a ring's keys are added up on the rank behind",
+        RING,
+        "            sent = (own if number == 1 else own.add_(came)).to(key.dtype)\n",
+        "            sent = (home if number == 1 else own.add_(came)).to(key.dtype)\n",
+        LAYOUTS,
+    ),
+    Defect(
+        "a ring turns the other way",
+        "trainer/comm/collectives.py",
+        "ways = ((dist.isend, tensor, 1), (dist.irecv, into, -1))",
+        "ways = ((dist.isend, tensor, -1), (dist.irecv, into, 1))",
+        LAYOUTS,
+    ),
+    Defect(
+        "a ring sends keys and values on once too often",
+        RING,
+        "            if step < size - 1:\n",
+        "            if step < size:\n",
+        RECORDED,
     ),
 ]

@@ -118,8 +118,8 @@ DEFECTS = [
     Defect(
         "scores that are capped have the slope of those that are not",
         BLOCKS,
-        "scores, slope = share * self.cap, 1 - share.square()",
-        "scores, slope = share * self.cap, None",
+        "scores, slope = share * cap, 1 - share.square()",
+        "scores, slope = share * cap, None",
         "tests/numerics/test_plain_oracle.py",
     ),
 ]

@@ -221,7 +221,7 @@ def _check_context(config: ResolvedTrainConfig) -> None:
     if run.context_exchange == "all_to_all" and each % layout.context:
         raise ConfigError(
             f"run.context_exchange=all_to_all deals out the {each} key and value heads of a tensor rank to layout.context={layout.context} "
-            f"ranks, which do not divide them; use {listed(divisors(each))}, or all_gather"
+            f"ranks, which do not divide them; use {listed(divisors(each))}, all_gather or ring"
         )
     for name, factor in (("params", layout.sharding.params), ("grads", layout.sharding.grads), ("optimizer", layout.sharding.optimizer)):
         if layout.order != "tensor-data-pipeline" and factor % layout.context and layout.context % factor:

@@ -23,7 +23,7 @@ ROUTERS = ("softmax", "sigmoid")
 ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "sliced_1f1b")
 RECOMPUTE = ("none", "selective", "full")
-EXCHANGES = ("all_gather", "all_to_all")
+EXCHANGES = ("all_gather", "all_to_all", "ring")
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16", "fp8")
 RATED = (*PRECISIONS, "fp4")
 """Precisions that a device may have a rate for."""
@@ -337,8 +337,8 @@ class RunConfig:
     device: str = key("auto", "auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
     compile: Optional[bool] = key(None, "torch.compile each transformer block, as one graph; null = on CUDA")
     compile_fallback: bool = key(False, "a block that cannot be compiled is computed eagerly, with a warning; false: it ends the run")
-    context_exchange: str = key("all_gather", "context ranks: all_gather of keys and values, or all_to_all, which gives each whole sequences of a part of "
-        "the heads", choices=EXCHANGES)
+    context_exchange: str = key("all_gather", "context ranks: all_gather of keys and values, all_to_all, which gives each whole sequences of a part of the "
+        "heads, or ring, which passes keys and values on beside attention", choices=EXCHANGES)
     async_tensor: bool = key(False, "tensor ranks with sequence parallelism communicate while they multiply; GPUs need NVLink in one host")
     deterministic: bool = key(False, "the same run on the same devices gives the same bits; slower on GPUs")
     threads: int = key(1, "intra-op CPU threads per rank", minimum=1)
