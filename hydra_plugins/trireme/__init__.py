@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -21,7 +23,8 @@ class TriremeLauncher(Launcher):
 
     def __init__(self, overrides: Sequence[str] = ()):
         self.overrides = list(overrides)
-        self.settings: Any = None  # composed once, though an adaptive sweeper comes with many batches
+        self.settings: Any = None  # made once, though an adaptive sweeper comes with many batches
+        self.backends: Any = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context, self.task_function, self.config = hydra_context, task_function, config
@@ -35,6 +38,7 @@ class TriremeLauncher(Launcher):
 
     def _call(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
         """Raises errors of wrong input as Hydra's, which it prints without a traceback."""
+        from launcher.backends.pool import Backends
         from launcher.interrupt import Interrupted
         from launcher.stages.function import Application, call_all, settings_of
         from trainer.shared.run.errors import ConfigError
@@ -42,7 +46,11 @@ class TriremeLauncher(Launcher):
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         try:
             self.settings = self.settings or settings_of(self.overrides)
-            return call_all(Application(self.context, self.task_function, self.config), self.settings, job_overrides, first)
+            if self.backends is None:
+                atexit.register((stack := ExitStack()).close)
+                self.backends = stack.enter_context(Backends())
+            app = Application(self.context, self.task_function, self.config)
+            return call_all(app, self.settings, self.backends, job_overrides, first)
         except ConfigError as error:
             raise CompactHydraException(str(error)) from None
         except Interrupted as request:

@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from launcher.config.packages import need
 from launcher.stages.stage import one_process
 from launcher.sweep.run import run_sweep
 from launcher.trials.identity import digest
-from launcher.trials.store import Point, Record, Store
+from launcher.trials.store import UNDER_WAY, Point, Record, Store
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.records.stage_run import RETURNED_FILE, StageRun
 from trainer.shared.run.errors import ConfigError
@@ -86,18 +87,18 @@ def settings_of(overrides: Sequence[str]) -> Config:
     return one_process(config, config.model)
 
 
-def call_all(app: Application, settings: Config, jobs: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+def call_all(app: Application, settings: Config, backends: Backends, jobs: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
     """Runs one batch of ``jobs``, given by their overrides and numbered from ``first``, and returns what Hydra has to know of each.
 
-    Composes all before it starts any. A failed call does not hide the others: its error is raised when a sweeper reads its value.
+    ``backends`` stay open for the next batch, for which their processes are then there. Composes all before it starts any. A failed call
+    does not hide the others: its error is raised when a sweeper reads its value.
     """
     Path(str(app.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     composed = [app.job(overrides, first + index) for index, overrides in enumerate(jobs)]
     store = Store(settings.sweep.dir)
     points = [_point(app, settings, store, job) for job in composed]
     name = settings.sweep.name or f"{app.name[:40]}-{digest(os.path.abspath(str(app.config.hydra.sweep.dir)))[:8]}"
-    with Backends() as backends:
-        records = run_sweep(name, points, settings.sweep, backends)
+    records = run_sweep(name, points, settings.sweep, backends)
     return [_returned(point, record, job) for point, record, job in zip(points, records, composed, strict=True)]
 
 
@@ -120,6 +121,8 @@ def _point(app: Application, settings: Config, store: Store, job: DictConfig) ->
     told = {"call": str(path), "folder": os.getcwd(), "path": [os.path.abspath(entry) for entry in sys.path]}
     folder = str(store.root / "stages" / identifier / "artifact")
     stage = StageRun(f"job-{job.hydra.job.num}", "call", identifier, folder, ArtifactKind.RETURNED.value, work=WORK, settings=told)
+    if store.load(identifier).status not in UNDER_WAY and (settings.sweep.rerun or stage.made is None):
+        shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt returned
     return Point(tuple(overrides), settings, stage=stage)
 
 

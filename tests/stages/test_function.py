@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -20,8 +21,10 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
 
 from hydra_plugins.trireme import TriremeLauncher
+from launcher.backends.pool import Backends
 from launcher.stages.function import Application, TrialFailed, call_all, settings_of
 from launcher.trials.store import Store
+from tests.clusters.slurm.fixture import Slurm
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
 
@@ -53,29 +56,33 @@ def test_a_function_is_called_by_trials_and_hydra_knows_how_each_ended() -> None
 
     jobs = [["+a=0", "foo=5"], ["+a=1"], ["+a=2"]]
     app, settings = application(function), settings_of(["cluster.max_processes=3", "sweep.retries=0", "sweep.name=calls"])
-    done, bad, killed = call_all(app, settings, jobs, 4)
-    assert [found.overrides for found in (done, bad, killed)] == jobs
-    assert (done.status, bad.status, killed.status) == (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.FAILED)
-    assert done.return_value["value"] == 5 and done.return_value["pid"] != os.getpid()
-    assert done.cfg == {"foo": 5, "bar": 100, "a": 0} and done.task_name == "a_module" and Path("out/4/.hydra/config.yaml").is_file()
-    assert [OmegaConf.select(found.hydra_cfg, "hydra.job.num") for found in (done, bad, killed)] == [4, 5, 6]
-    with pytest.raises(LookupError, match="one is bad"):
-        _ = bad.return_value
-    with pytest.raises(TrialFailed, match=r"trial [0-9a-f]{12}: node: .*SIGKILL.*; see: trireme logs"):
-        _ = killed.return_value
-    records = Store("runs").sweep("calls").records
-    assert [record.stage for record in records] == ["job-4", "job-5", "job-6"] and records[1].reason is Reason.ERROR
-    assert "LookupError: one is bad" in (records[1].directory / "logs" / "attempt0.rank0.log").read_text()
+    with Backends() as backends:
+        done, bad, killed = call_all(app, settings, backends, jobs, 4)
+        assert [found.overrides for found in (done, bad, killed)] == jobs
+        assert (done.status, bad.status, killed.status) == (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.FAILED)
+        assert done.return_value["value"] == 5 and done.return_value["pid"] != os.getpid()
+        assert done.cfg == {"foo": 5, "bar": 100, "a": 0} and done.task_name == "a_module" and Path("out/4/.hydra/config.yaml").is_file()
+        assert [OmegaConf.select(found.hydra_cfg, "hydra.job.num") for found in (done, bad, killed)] == [4, 5, 6]
+        with pytest.raises(LookupError, match="one is bad"):
+            _ = bad.return_value
+        with pytest.raises(TrialFailed, match=r"trial [0-9a-f]{12}: node: .*SIGKILL.*; see: trireme logs"):
+            _ = killed.return_value
+        records = Store("runs").sweep("calls").records
+        assert [record.stage for record in records] == ["job-4", "job-5", "job-6"] and records[1].reason is Reason.ERROR
+        assert "LookupError: one is bad" in (records[1].directory / "logs" / "attempt0.rank0.log").read_text()
 
-    again = call_all(app, settings, jobs[:1], 4)[0]
-    assert again.return_value == done.return_value and Path("calls").read_text().count("0\n") == 1, "it was called once"
-    assert call_all(application(function, "hydra.sweep.dir=other"), settings, jobs[:1], 4)[0].return_value != done.return_value
+        again = call_all(app, settings, backends, jobs[:1], 4)[0]
+        assert again.return_value == done.return_value and Path("calls").read_text().count("0\n") == 1, "it was called once"
+        anew = dataclasses.replace(settings, sweep=dataclasses.replace(settings.sweep, rerun=True))
+        assert call_all(app, anew, backends, jobs[:1], 4)[0].return_value != done.return_value
+        elsewhere = call_all(application(function, "hydra.sweep.dir=other"), settings, backends, jobs[:1], 4)[0]
+        assert elsewhere.return_value != done.return_value
 
 
 def test_what_cannot_be_sent_is_said_before_anything_is_started() -> None:
     lock = sys._getframe()
     with pytest.raises(ConfigError, match=r"the function of a_module cannot be sent to another process \(TypeError: .*frame"):
-        call_all(application(lambda config: lock), settings_of([]), [[]], 0)
+        call_all(application(lambda config: lock), settings_of([]), Backends(), [[]], 0)
     assert not Store("runs").names()
 
 
@@ -112,6 +119,16 @@ def test_a_wrong_place_is_one_plain_line_of_hydras(overrides: Sequence[str], wor
     with pytest.raises(CompactHydraException) as caught:
         made.launch([[]], 0)
     assert str(caught.value).startswith(words) and "\n" not in str(caught.value) and not Path("runs").exists()
+
+
+@pytest.mark.campaign("slurm")
+def test_a_function_is_called_by_slurm_jobs(slurm: Slurm) -> None:
+    place = ["cluster=slurm", "cluster.gpu_request=none", "cluster.poll_seconds=0.2", "cluster.visibility_s=1", "sweep.name=calls"]
+    app, settings = application(lambda config: (config.a, os.environ["SLURM_JOB_ID"])), settings_of(place)
+    with Backends() as backends:
+        found = [done.return_value for done in call_all(app, settings, backends, [["+a=1"], ["+a=2"]], 0)]
+        assert [value for value, _ in found] == [1, 2] and len({job for _, job in found}) == 2
+        assert [done.return_value for done in call_all(app, settings, backends, [["+a=1"], ["+a=2"]], 0)] == [tuple(one) for one in found]
 
 
 @pytest.mark.campaign("launchers")
