@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     import hydra
 
     from launcher.config import conf_dir
-    from launcher.config.compose import check_overrides, plain_errors, register_schema, search_path
+    from launcher.config.compose import check_overrides, hydra_behaviour, plain_errors, register_schema, search_path
     from launcher.config.folders import PRIMARY, primary_of
     from launcher.config.text_keys import in_quotes, several_texts, split
     from launcher.sweep.multirun import Multirun
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     try:
         with plain_errors():
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=PRIMARY)(sweep.train)()
+            hydra.main(**hydra_behaviour(), config_path=str(conf_dir()), config_name=PRIMARY)(sweep.train)()
     except KeyboardInterrupt:
         sweep.finish(0)
         raise

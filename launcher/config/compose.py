@@ -87,11 +87,18 @@ _COMPOSED: dict[tuple[tuple[str, str], ...], Jobs] = {}
 """Compositions of this process, by the content of the user's files that they were made from."""
 
 
+def hydra_behaviour() -> dict[str, Any]:
+    """Returns the argument with which Hydra 1.3 is told to behave as itself. Later versions do without, and warn of it."""
+    from hydra import __version__
+
+    return {"version_base": "1.3"} if __version__.startswith("1.3.") else {}
+
+
 def _hydra_compose(overrides: list[str]) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(conf_dir()), **hydra_behaviour()):
         return hydra_compose("config", overrides=overrides)
 
 
