@@ -204,16 +204,14 @@ def _output_folder(job: DictConfig) -> str:
 @contextmanager
 def _own_hydra() -> Iterator[None]:
     """Gives us a Hydra beside the application's, whose groups may have the names of ours, and whose job is under way."""
+    from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.plugins import Plugins
     from hydra.core.singleton import Singleton
-    from hydra.core.utils import JobRuntime
 
-    own = (ConfigStore, GlobalHydra, HydraConfig, JobRuntime)
     kept = Singleton._instances
     of_hydra = {name: entry for name, entry in ConfigStore.instance().repo.items() if name in ("hydra", "_dummy_empty_config_.yaml")}
-    Singleton._instances = {kind: one for kind, one in kept.items() if kind not in own}
+    Singleton._instances = {kind: one for kind, one in kept.items() if kind in (Plugins, SourcesRegistry)}
     ConfigStore.instance().repo = copy.deepcopy(of_hydra)
     register_schema.cache_clear()
     try:

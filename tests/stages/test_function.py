@@ -14,6 +14,7 @@ import pytest
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
 from hydra.errors import CompactHydraException
 from hydra.test_utils.launcher_common_tests import BatchedSweeperTestSuite, IntegrationTestSuite, LauncherTestSuite
@@ -29,6 +30,12 @@ from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hydra_restore_singletons")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plugins() -> None:
+    """What Hydra's fixture restores after a test includes the plugins."""
+    Plugins.instance()
 
 
 @pytest.fixture(autouse=True)
