@@ -108,9 +108,7 @@ def answer(argv: list[str]) -> int:
         print(f"trireme {version('trireme')}")
         return 0
     if any(word.partition("=")[0] in SHELL_COMPLETION for word in argv[:2]):
-        from launcher.cli.completion import as_hydra
-
-        return as_hydra(argv)
+        return int(import_module("launcher.cli.completion").as_hydra(argv))
     if argv[0] not in VERBS:
         raise ConfigError(f"unknown verb {argv[0]!r}{nearest(argv[0], VERBS)} (verbs: {', '.join(VERBS)})")
     with asked(leave):
