@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = Path("runs") / "hardware"
-"""Folder of user-made ``hardware=NAME`` files (``hydra.searchpath`` in conf/config.yaml)."""
+"""Folder of user-made ``hardware=NAME`` files (``search_path`` of ``launcher.config.compose``)."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

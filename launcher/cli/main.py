@@ -44,12 +44,16 @@ GROUPS = {
         "doctor": "measure this machine, or the nodes of a cluster, into a hardware file",
         "calibrate": "correct the cost model's constants by your own runs",
         "validate": "check the cost model against a table of measurements",
+        "completion": "a script with which bash, zsh or fish complete command lines",
     },
 }
 VERBS = {verb: meaning for verbs in GROUPS.values() for verb, meaning in verbs.items()}
 
 LATE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
 """File system errors that carry no file name: an earlier write could not be completed."""
+
+SHELL_COMPLETION = ("-sc", "--shell-completion")
+"""Hydra's flag, with any verb or without one: ``-sc install=bash``."""
 
 PURPOSE = "Trireme finds, launches and proves the fastest way to train a GPT on the cluster you have."
 USAGE = """\
@@ -103,6 +107,8 @@ def answer(argv: list[str]) -> int:
 
         print(f"trireme {version('trireme')}")
         return 0
+    if any(word.partition("=")[0] in SHELL_COMPLETION for word in argv[:2]):
+        return int(import_module("launcher.cli.completion").as_hydra(argv))
     if argv[0] not in VERBS:
         raise ConfigError(f"unknown verb {argv[0]!r}{nearest(argv[0], VERBS)} (verbs: {', '.join(VERBS)})")
     with asked(leave):
@@ -159,7 +165,7 @@ def usage() -> str:
     for group, verbs in GROUPS.items():
         lines.append(f"{group}:")
         for verb, text in verbs.items():
-            lines += textwrap.wrap(text, width, initial_indent=f"  {verb:<10}", subsequent_indent=" " * 12)
+            lines += textwrap.wrap(text, width, initial_indent=f"  {verb:<11}", subsequent_indent=" " * 13)
     return USAGE.format(purpose=textwrap.fill(PURPOSE, width), verbs="\n".join(lines))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.sweep.search import SearchOutcome, Tell
 
 FOLDER = Path("runs") / "recipe"
-"""Folder of user-made ``recipe=NAME`` files (``hydra.searchpath`` in conf/config.yaml), whatever folder holds the trials."""
+"""Folder of user-made ``recipe=NAME`` files (``search_path`` of ``launcher.config.compose``), whatever folder holds the trials."""
 
 
 def name_of_search(config: Config, overrides: Sequence[str]) -> str:

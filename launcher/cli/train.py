@@ -45,27 +45,30 @@ def main(argv: list[str]) -> int:
     import hydra
 
     from launcher.config import conf_dir
-    from launcher.config.compose import check_overrides, plain_errors, register_schema
+    from launcher.config.compose import check_overrides, hydra_behaviour, plain_errors, register_schema, search_path
+    from launcher.config.folders import PRIMARY, primary_of
     from launcher.config.text_keys import in_quotes, several_texts, split
     from launcher.sweep.multirun import Multirun
 
     overrides = [_dry_run(a) for a in argv]
     flags, plain = _split(overrides)
+    flags = [{"--config-path": "--config-dir", "-cp": "-cd"}.get(flag, flag) for flag in flags]  # there are groups of ours beside
     register_schema()
     sweep = Multirun(plain)
     several = bool({"-m", "--multirun"} & set(flags))
-    if not {"-sc", "--shell-completion"} & set(flags):  # completion asks about words that are not whole yet
-        for text in filter(several_texts, plain if several else ()):
-            key, _, value = text.partition("=")
-            one = shlex.quote(f"{key}={in_quotes(value)}")
-            said = f"{text}: a comma separates values with -m, here {len(split(value))}, each for trials of its own; one text is {one}"
-            print(said, file=sys.stderr)
-        plain = check_overrides(plain, sweep=several, folder=_own_folder(flags))
-    sys.argv = ["trireme train", *flags, *plain]
+    for text in filter(several_texts, plain if several else ()):
+        key, _, value = text.partition("=")
+        one = shlex.quote(f"{key}={in_quotes(value)}")
+        said = f"{text}: a comma separates values with -m, here {len(split(value))}, each for trials of its own; one text is {one}"
+        print(said, file=sys.stderr)
+    own = _own_folder(flags)
+    primary = primary_of(own, name) if (name := _value_of(flags, "--config-name", "-cn")) is not None else None
+    plain = check_overrides(plain, sweep=several, folder=own, primary=primary)
+    sys.argv = ["trireme train", *flags, *plain, search_path(primary=primary, own=own if primary else None)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     try:
         with plain_errors():
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(sweep.train)()
+            hydra.main(**hydra_behaviour(), config_path=str(conf_dir()), config_name=PRIMARY)(sweep.train)()
     except KeyboardInterrupt:
         sweep.finish(0)
         raise
@@ -92,6 +95,7 @@ def parser() -> VerbParser:
         "--cfg", "-c", choices=("job", "hydra", "all"), metavar="WHAT", help="print the configuration (job, hydra or all) and stop"
     )
     made.add_argument("--config-dir", "-cd", metavar="DIR", help="folder of config groups of your own, such as DIR/trainer/NAME.yaml")
+    made.add_argument("--config-name", "-cn", metavar="NAME", help="DIR/NAME.yaml, which builds on ours: 'defaults: [config, _self_]'")
     made.add_argument("--info", "-i", metavar="WHAT", help="how Hydra composed the configuration: defaults, searchpath, ...")
     made.add_argument("--hydra-help", action="store_true", help="Hydra's other flags")
     return made
@@ -136,10 +140,16 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _own_folder(flags: list[str]) -> Path | None:
+    given = _value_of(flags, "--config-dir", "-cd")
+    return None if given is None else Path(given)
+
+
+def _value_of(flags: list[str], *names: str) -> str | None:
+    """Returns what follows a flag. Raises ``ConfigError`` if it is empty."""
     for flag, following in zip(flags, [*flags[1:], ""]):
         name, _, value = flag.partition("=")
-        if name in ("--config-dir", "-cd"):
+        if name in names:
             if not (value or following):
-                raise ConfigError(f"{name}= is empty (unset shell variable?); give a folder or drop it")
-            return Path(value or following)
+                raise ConfigError(f"{name}= is empty (unset shell variable?); give a value or drop it")
+            return value or following
     return None

@@ -17,12 +17,12 @@ from typing import Any
 
 from launcher.config.clusters import DEFAULT, backend_names, cluster_class
 from launcher.config.composed import override_parser, plain_errors, to_config
-from launcher.config.folders import conf_dir, files_of, group_folders, refuse_hidden
+from launcher.config.folders import conf_dir, content, files_of, group_folders, groups_of, refuse_hidden
 from launcher.config.hardware import refuse_renamed
 from launcher.config.jobs import Jobs
-from launcher.config.misread import refuse_misread
+from launcher.config.misread import refuse_misread, says_package
 from launcher.config.schema import Config
-from launcher.config.text_keys import TEXT, as_typed, is_list, split, type_of_key
+from launcher.config.text_keys import TEXT, as_typed, in_quotes, is_list, split, type_of_key
 from launcher.config.trainers import TRAINERS
 from launcher.config.yaml_text import read_yaml
 from trainer.shared.records.artifacts import newest_checkpoint
@@ -59,11 +59,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
     chosen: list[tuple[str, str]] = []
     checked = check_overrides(overrides, folder=folder, chosen=chosen)
     of_hydra = any(text.lstrip("+~").startswith("hydra") for text in checked)  # may set where files are looked for
-    if folder is not None:
-        if not folder.is_dir():
-            raise ConfigError(f"--config-dir={folder} is not a folder; give one that holds config groups, such as trainer/NAME.yaml")
-        search = f"hydra.searchpath=[file://runs,'file://{folder.absolute()}']"
-        checked = [*checked, search] if of_hydra else [search, *checked]
+    checked = [*checked, search_path(folder)] if of_hydra else [search_path(folder), *checked]
     with plain_errors():
         files = None if of_hydra else _user_files(chosen, folder)
         if files is None:
@@ -73,16 +69,36 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
         return copy.deepcopy(_COMPOSED[files].config(checked))  # other configurations share its sections
 
 
+def search_path(own: Path | None = None, primary: str | None = None) -> str:
+    """Returns the override that names further folders of config groups: ``runs``, since what earlier runs wrote (the winner of a search, a
+    measured machine) can be named like what ships, the user's ``own``, and those that a ``primary`` configuration of it asks for.
+    ``hydra.searchpath`` in conf/config.yaml would keep others from building on that file."""
+    asked: list[Any] = []
+    if own is not None and primary is not None:
+        data = content(own / f"{primary}.yaml")
+        of_hydra = data.get("hydra") if isinstance(data, dict) else None
+        asked = of_hydra.get("searchpath") or [] if isinstance(of_hydra, dict) else []
+    folders = [f"file://{own.absolute()}"] if own is not None and primary is None else []
+    return f"hydra.searchpath=[file://runs,{','.join(map(in_quotes, [*folders, *map(str, asked)]))}]".replace(",]", "]")
+
+
 _TEXTS = value_type(dict[str, str])
 _COMPOSED: dict[tuple[tuple[str, str], ...], Jobs] = {}
 """Compositions of this process, by the content of the user's files that they were made from."""
+
+
+def hydra_behaviour() -> dict[str, Any]:
+    """Returns the argument with which Hydra 1.3 is told to behave as itself. Later versions do without, and warn of it."""
+    from hydra import __version__
+
+    return {"version_base": "1.3"} if __version__.startswith("1.3.") else {}
 
 
 def _hydra_compose(overrides: list[str]) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(conf_dir()), **hydra_behaviour()):
         return hydra_compose("config", overrides=overrides)
 
 
@@ -96,19 +112,26 @@ def _user_files(options: Sequence[tuple[str, str]], own: Path | None) -> tuple[t
 
 
 def check_overrides(
-    overrides: Sequence[str], *, sweep: bool = False, folder: Path | None = None, chosen: list[tuple[str, str]] | None = None
+    overrides: Sequence[str],
+    *,
+    sweep: bool = False,
+    folder: Path | None = None,
+    chosen: list[tuple[str, str]] | None = None,
+    primary: str | None = None,
 ) -> list[str]:
     """Refuses overrides of keys and group options that do not exist, naming the nearest that do, and several values outside a ``sweep``.
-    Options may also be files of ``folder``, Hydra's ``--config-dir``.
+    Options may also be files of ``folder``, Hydra's ``--config-dir``, and of groups that only it has; ``primary`` is the file in it that
+    builds on conf/config.yaml, Hydra's ``--config-name``.
 
     Returns the overrides as Hydra needs them: a new key of an open mapping (``cluster.env.NAME=value``) is marked as an addition. Adds to
     ``chosen`` the group and name of every option that they choose, and of those that its files include.
     """
-    clusters = [parse_override(_as_typed(text, TEXT, True)).value() for text in overrides if _key_of(text) == "cluster"]
-    with plain_errors():
-        backend = _backend_of(clusters[-1], folder) if clusters and isinstance(clusters[-1], str) else DEFAULT
-        keys = known_keys(backend)
     groups = config_groups(folder)
+    clusters = [parse_override(_as_typed(text, TEXT, True)).value() for text in overrides if _key_of(text) == "cluster"]
+    clusters = clusters or _clusters_of(overrides, groups, folder, primary)
+    with plain_errors():
+        backend = backend_of(clusters[-1], folder) if clusters and isinstance(clusters[-1], str) else DEFAULT
+        keys = known_keys(backend)
     overrides = [_with_text(text, groups, backend, sweep) for text in overrides]
     files = [text for text in overrides if text.startswith(f"{MODEL_FROM}=")]
     overrides = [word for text in files for word in _described(text)] + [text for text in overrides if text not in files]
@@ -128,6 +151,8 @@ def check_overrides(
             _check_keys(override.value(), "cluster.hardware" if name == "hardware" else name, keys)
             text = "++" + text.lstrip("+") if keys.get(name) else text
         elif name in groups:
+            if name not in GROUPS:
+                _check_own_group(override, keys, folder, primary)
             options = _check_group_value(override, groups[name], folder)
             if chosen is not None:
                 chosen += options
@@ -234,10 +259,39 @@ def known_keys(backend: str = DEFAULT) -> Mapping[str, bool]:
     return dict(_walk(tree, ""))
 
 
+GROUPS = ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "engine", "workload", "recipe")
+"""Groups of conf/ that conf/config.yaml chooses from."""
+
+
 def config_groups(own: Path | None = None) -> dict[str, list[str]]:
-    """Returns Hydra's config groups and the options of each."""
-    groups = ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "engine", "workload", "recipe")
-    return {group: list(files) for group in groups if (files := files_of(group, own))}
+    """Returns Hydra's config groups and the options of each: those that ship, and any other folder in ``own``. Raises ``ConfigError`` if
+    that is no folder."""
+    if own is not None and not own.is_dir():
+        raise ConfigError(f"--config-dir={own} is not a folder; give one that holds config groups, such as trainer/NAME.yaml")
+    return {group: list(files) for group in (*GROUPS, *groups_of(own, (*GROUPS, "pipeline"))) if (files := files_of(group, own))}
+
+
+def _clusters_of(overrides: Sequence[str], groups: Mapping[str, Any], own: Path | None, primary: str | None) -> list[str]:
+    """Returns the options of ``cluster`` that files of the user's own choose, the one that counts last."""
+    files = [("", primary)] if primary is not None else []
+    for text in overrides:
+        if (group := _key_of(text)) in groups and group not in GROUPS:
+            files += [(group, name) for name in split(text.partition("=")[2])]
+    included = [option for group, name in files for option in refuse_misread(group_folders(own), group, name)]
+    return [name for group, name in included if group == "cluster" and not name.startswith("_")]
+
+
+def _check_own_group(override: Any, keys: Mapping[str, bool], own: Path | None, primary: str | None) -> None:
+    """Raises ``ConfigError`` for an option of a group that only ``own`` has, if no default is replaced by it, or if its keys would be of no
+    section."""
+    group, text = override.key_or_group, override.input_line
+    if primary is None and not override.is_add():
+        raise ConfigError(f"{text}: no file of this group is chosen yet, which this would replace; add one with +{text.lstrip('+')}")
+    if group.split("/")[0] in keys or override.package is not None:
+        return
+    for name, path in files_of(group, own).items():
+        if name in split(text.partition("=")[2]) and not says_package(path.read_text()):
+            raise ConfigError(f"{path} does not say where its keys belong; begin it with the line '# @package _global_'")
 
 
 def _check_group_value(override: Any, options: list[str], own: Path | None) -> list[tuple[str, str]]:
@@ -247,12 +301,13 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> l
 
     value, group = override.value(), override.key_or_group
     values = value.filter(options) if isinstance(value, Glob) else getattr(value, "list", []) if isinstance(value, Sweep) else [value]
+    there = f"{'conf' if group in GROUPS else own}/{group}/ has {options_listed(options)}"
     if isinstance(value, Glob) and not values:
-        raise ConfigError(f"{override.input_line} stands for nothing; conf/{group}/ has {options_listed(options)}")
+        raise ConfigError(f"{override.input_line} stands for nothing; {there}")
     chosen: list[tuple[str, str]] = []
     for name in map(str, values):
         if name not in options and not name.startswith("_"):
-            raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; conf/{group}/ has {options_listed(options)}")
+            raise ConfigError(f"{group}={name} does not exist{nearest(name, options)}; {there}")
         found = refuse_misread(group_folders(own), group, name)
         for option in found:
             refuse_hidden(*option, own)
@@ -262,7 +317,7 @@ def _check_group_value(override: Any, options: list[str], own: Path | None) -> l
     return chosen
 
 
-def _backend_of(cluster_option: str, own: Path | None) -> str:
+def backend_of(cluster_option: str, own: Path | None) -> str:
     """Returns the backend of a cluster file, from its leading ``_BACKEND`` default; local when in doubt (composition reports the error)."""
     path = files_of("cluster", own).get(cluster_option)
     read = read_yaml(path.read_text()) if path else None
@@ -270,7 +325,7 @@ def _backend_of(cluster_option: str, own: Path | None) -> str:
         if isinstance(item, str) and item.removeprefix("_") in backend_names():
             return item.removeprefix("_")
         if isinstance(item, str) and item != "_self_":
-            return _backend_of(item, own)
+            return backend_of(item, own)
     return DEFAULT
 
 

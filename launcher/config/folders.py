@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,8 @@ from trainer.shared.run.errors import ConfigError, nearest, options_listed
 from trainer.shared.run.read import from_dict
 
 T = TypeVar("T")
+PRIMARY = "config"
+"""Name of the file of conf/ that chooses from its groups."""
 
 
 def project_dir() -> Path:
@@ -45,6 +47,32 @@ def files_of(group: str, own: Path | None = None) -> dict[str, Path]:
     folders = [root / group for root in reversed(group_folders(own))]
     found = {str(path.relative_to(at).with_suffix("")): path for at in folders for path in at.glob("**/*.yaml") if path.is_file()}
     return dict(sorted(found.items()))
+
+
+def groups_of(own: Path | None, shipped: Collection[str]) -> list[str]:
+    """Returns the groups that only the user's ``own`` folder has: its folders with YAML files, but for ``shipped`` groups and Hydra's."""
+    parents = {path.parent.relative_to(own) for path in own.glob("**/*.yaml")} if own is not None else set()
+    folders = {folder for parent in parents for folder in (parent, *parent.parents) if folder.parts}
+    return sorted(folder.as_posix() for folder in folders if folder.parts[0] not in (*shipped, "hydra"))
+
+
+def primary_of(own: Path | None, name: str) -> str:
+    """Returns the ``name``, without suffix, of a file of the user's own that builds on conf/config.yaml. Raises ``ConfigError`` if it does
+    not exist, or does not build on that."""
+    name = name.removesuffix(".yaml")
+    if own is None:
+        raise ConfigError(f"--config-name={name} needs the folder that holds {name}.yaml; give it with --config-dir DIR")
+    path, known = own / f"{name}.yaml", [found.stem for found in own.glob("*.yaml")]
+    if not path.is_file():
+        has = f"{own} has {options_listed(sorted(known))}" if known else f"{own} has no configuration of that kind"
+        raise ConfigError(f"--config-name={name} does not exist{nearest(name, known)}; {has}")
+    if name == PRIMARY:
+        raise ConfigError(f"{path} has the name of the file that ships with Trireme; choose another name")
+    data = content(path)
+    bases = data.get("defaults") if isinstance(data, dict) else None
+    if not isinstance(bases, list) or not {PRIMARY, f"/{PRIMARY}"} & {base for base in bases if isinstance(base, str)}:
+        raise ConfigError(f"{path} does not build on what ships with Trireme; begin it with 'defaults: [{PRIMARY}, _self_]'")
+    return name
 
 
 def refuse_hidden(group: str, name: str, own: Path | None) -> None:

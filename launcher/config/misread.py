@@ -20,6 +20,11 @@ _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 """Hydra's line that states where the keys of a file belong."""
 
 
+def says_package(text: str) -> bool:
+    """Returns whether a file says where its keys belong."""
+    return _PACKAGE.search(text) is not None
+
+
 def refuse_misread(roots: Sequence[Path], group: str, name: str) -> list[tuple[str, str]]:
     """Raises ``ConfigError`` for the first value that would be misread: in the files of the option ``name`` of ``group`` in ``roots``, and
     in those that their ``defaults`` include. Leaves a file that is not YAML to its reader.

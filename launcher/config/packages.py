@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires
 
 from trainer.shared.run.errors import ConfigError
 
-MODULES = {"train": ("torch", "tokenizers", "safetensors"), "mlflow": ("mlflow",)} | {
+MODULES = {"train": ("torch", "tokenizers", "safetensors"), "mlflow": ("mlflow",), "functions": ("cloudpickle",)} | {
     name: (module,) for name, module in (("parquet", "pyarrow"), ("tensorboard", "tensorboard"), ("wandb", "wandb"))
 }
 """Packages of each extra, by the names under which they are imported."""

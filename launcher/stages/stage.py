@@ -106,7 +106,7 @@ class Stage:
     def plan(self, config: Config, before: Mapping[str, PlannedStage]) -> StagePlan:
         """Plans its job from the composed ``config``, after the stages ``before``; by default for one process. Raises ``ConfigError``."""
         settings, makes = to_dict(self.typed()), self.known(before)
-        config = _one_process(config, makes.model if makes else config.model)
+        config = one_process(config, makes.model if makes else config.model)
         return StagePlan(config=config, content=settings, settings=settings, makes=makes)
 
     def known(self, before: Mapping[str, PlannedStage]) -> KnownModel | None:
@@ -208,7 +208,7 @@ def check_tokenizer(stage: Stage) -> None:
         raise ConfigError(f"inputs.model={source} has no {TOKENIZER} next to its weights; put the one it was trained with there")
 
 
-def _one_process(config: Config, model: ModelConfig) -> Config:
+def one_process(config: Config, model: ModelConfig) -> Config:
     """Resolves the configuration of one process: its place, and the model or corpus; no trainer."""
     run = dataclasses.replace(config.run, global_batch=1, checkpoint=dataclasses.replace(config.run.checkpoint, every=0, dir=None))
     cluster = config.cluster

@@ -224,13 +224,22 @@ class Store:
         """Returns the trial whose id begins with ``prefix``, or a stage's newest. Raises ``ConfigError`` for none or several."""
         if (stage := self.stage(prefix)) is not None:
             return stage
-        known = sorted(path.name for path in self.trials.glob("*") if _ID.fullmatch(path.name))
+        known = self.identifiers()
         found = [name for name in known if prefix and name.startswith(prefix)]
         if len(found) == 1:
             return self.load(found[0])
         if found:
             raise ConfigError(f"trial id {prefix!r} is ambiguous ({len(found)} matches: {', '.join(found[:4])}...); type more of it")
         raise ConfigError(f"there is no trial {prefix!r} in {self.root}{nearest(prefix, known)}; 'trireme status' lists them")
+
+    def identifiers(self) -> list[str]:
+        """Returns the ids of all trials."""
+        return sorted(path.name for path in self.trials.glob("*") if _ID.fullmatch(path.name))
+
+    def stages(self) -> list[str]:
+        """Returns the names of all stages, those of the pipeline touched last first."""
+        points = [point for sweep in self.names() for point in self._read_sweep(sweep)["points"]]
+        return list(dict.fromkeys(point["stage"] for point in points if point.get("stage")))
 
     def stage(self, name: str) -> Record | None:
         """A stage by its name, or as PIPELINE.STAGE; that of the pipeline touched last, where several have one."""

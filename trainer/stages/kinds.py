@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.records.artifacts import GGUF_FILE, MANIFEST, METRICS_FILE
 from trainer.shared.records.named_tokens import GENERATION, named_tokens
-from trainer.shared.records.outcome import Status
-from trainer.shared.records.stage_run import Finish
 from trainer.shared.records.trial_files import number, positive, read_steps
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json, write_json
 from trainer.shared.run.stages import COMPLETIONS
-from trainer.stages.make import StageWork, input_problem
+from trainer.stages.make import ProcessWork, StageWork, input_problem
 
 FIGURES, CHOICE = ".training.json", ".choice.json"
 """Files of a training's course and choice. Hidden, since an artifact's digest names its weights alone."""
@@ -54,20 +52,6 @@ class GenerateWork(StageWork):
 
     def complete(self, result: Mapping[str, Any], out: Path) -> None:
         write_json(self.folder / COMPLETIONS, {"completions": result["completions"]})
-
-
-class ProcessWork(StageWork):
-    """Work of one process, without any run on ranks."""
-
-    makes_folder = True
-
-    def run(self, run: Callable[[Finish], Status], finish: Finish) -> Status:
-        self.act()
-        finish({})
-        return Status.DONE
-
-    def act(self) -> None:
-        raise NotImplementedError
 
 
 class PrepareWork(ProcessWork):

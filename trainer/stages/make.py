@@ -51,6 +51,20 @@ class StageWork:
         """Adds the artifact's parts from the run's files in ``out`` and its ``result``."""
 
 
+class ProcessWork(StageWork):
+    """Work of one process, without any run on ranks."""
+
+    makes_folder = True
+
+    def run(self, run: Callable[[Finish], Status], finish: Finish) -> Status:
+        self.act()
+        finish({})
+        return Status.DONE
+
+    def act(self) -> None:
+        raise NotImplementedError
+
+
 def work_of(stage: StageRun, config: ResolvedTrainConfig) -> StageWork:
     """Returns the rank's half of the kind of a stage."""
     module, _, name = stage.work.partition(":")

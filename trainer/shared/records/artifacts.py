@@ -55,6 +55,7 @@ class ArtifactKind(str, Enum):
     METRICS = "metrics"
     TEXT = "text"
     TASKS = "tasks"
+    RETURNED = "returned"
 
 
 @dataclass(frozen=True)

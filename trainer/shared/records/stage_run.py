@@ -14,6 +14,8 @@ from trainer.shared.run.schema import key
 
 Finish = Callable[[Mapping[str, Any]], None]
 """Called by rank 0 of a run at the end, with the result that it writes next: a result exists only if its artifact is whole."""
+RETURNED_FILE = "returned.pkl"
+"""File of what a function returned, in its artifact's folder."""
 
 
 @dataclass
