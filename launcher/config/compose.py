@@ -148,7 +148,7 @@ def check_overrides(
         elif override.is_delete():
             raise ConfigError(f"~{name} deletes a setting, and every setting is needed; give it a value, {name}=null for its default")
         elif isinstance(override.value(), dict):
-            _check_keys(override.value(), "cluster.hardware" if name == "hardware" else name, keys)
+            _check_keys(override.value(), "cluster.hardware" if name in OF_HARDWARE else name, keys)
             text = "++" + text.lstrip("+") if keys.get(name) else text
         elif name in groups:
             if name not in GROUPS:
@@ -259,7 +259,9 @@ def known_keys(backend: str = DEFAULT) -> Mapping[str, bool]:
     return dict(_walk(tree, ""))
 
 
-GROUPS = ("model", "layout", "cluster", "hardware", "trainer", "data", "optimizer", "search", "engine", "workload", "recipe")
+OF_HARDWARE = ("hardware", "network")
+"""Groups whose files hold keys of ``cluster.hardware``, the one that wins last."""
+GROUPS = ("model", "layout", "cluster", *OF_HARDWARE, "trainer", "data", "optimizer", "search", "engine", "workload", "recipe")
 """Groups of conf/ that conf/config.yaml chooses from."""
 
 

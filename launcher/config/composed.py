@@ -15,7 +15,7 @@ from launcher.config.secrets import refuse_secret_address, refuse_secrets
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
 
-PACKAGES = {"hardware": "cluster.hardware", "recipe": "_global_"}
+PACKAGES = {"hardware": "cluster.hardware", "network": "cluster.hardware", "recipe": "_global_"}
 """Groups whose files hold keys of another section, and that section."""
 
 

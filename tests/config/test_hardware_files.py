@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from launcher.config import compose
+from launcher.config.folders import conf_dir
 from launcher.config.hardware import hardware_files, shipped_hardware
+from launcher.config.yaml_text import read_yaml
 from trainer.shared.run.errors import ConfigError
 
 BROKEN = {
@@ -65,3 +68,13 @@ def test_a_broken_file_of_a_cluster_is_a_plain_error(measured: Path, content: by
 
 def test_a_device_that_ships_is_the_same_for_tables_and_for_runs(measured: Path) -> None:
     assert hardware_files()["h100"] == compose(["hardware=h100"]).cluster.hardware == shipped_hardware()["h100"]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (conf_dir() / "network").glob("*.yaml")))
+def test_a_network_stands_in_place_of_the_devices_usual_one(name: str) -> None:
+    usual, other = (compose(["hardware=a100_80", *words]).cluster.hardware for words in ([], [f"network={name}"]))
+    stated = read_yaml((conf_dir() / "network" / f"{name}.yaml").read_text())
+    assert stated.keys() == {"network_gbs", "network_latency_us"}
+    assert other == dataclasses.replace(usual, **{key: float(value) for key, value in stated.items()})
+    assert compose([f"network={name}", "hardware=a100_80"]).cluster.hardware == other  # in whatever order they are given
+    assert compose([f"network={name}", "cluster.hardware.network_gbs=7"]).cluster.hardware.network_gbs == 7
