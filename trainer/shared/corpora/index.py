@@ -2,9 +2,9 @@
 
 A prepared folder holds ``tokenizer.json`` (byte-level BPE, or the user's), ``tokens.bin`` (all documents' token ids, each followed by the
 end token), ``documents.npy`` (the start of each document, int64, one more entry than documents) and ``index.json``, this index. The
-launcher checks it before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared with ``sample`` when a training
-begins, once per node: all of a file of up to 16 MiB, 256 spread blocks of a larger one, so that the cost does not grow with the corpus.
-``sha256``, of the whole file, is the corpus's name: checkpoints record it.
+launcher checks it before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared with
+``sample`` when a training begins, once per node: all of a file of up to 16 MiB, 256 spread blocks of a larger one, so that the cost does
+not grow with the corpus. ``sha256``, of the whole file, is the corpus's name: checkpoints record it.
 """
 
 from __future__ import annotations
