@@ -34,6 +34,25 @@ def test_sc21_trains_175b_on_1024_gpus_in_34_days() -> None:
     assert largest("gpt", Budget(1024, 36), 300e9, seconds).model == model
 
 
+PUBLISHED_T5 = {
+    77e6: (8, 512, 6, 64, 1024), 248e6: (12, 768, 12, 64, 2048), 783e6: (24, 1024, 16, 64, 2816), 2.85e9: (24, 2048, 32, 64, 5120),
+    11.3e9: (24, 4096, 64, 64, 10240), 23.5e9: (36, 5120, 80, 64, 10880), 41e9: (48, 6144, 96, 64, 10880),
+}  # fmt: skip
+"""Parameters; blocks of each stack, hidden, heads, their width, ffn."""
+
+
+def test_an_encoder_and_its_decoder_have_published_shapes_and_any_size_between_them_within_three_in_a_hundred() -> None:
+    for parameters, shape in PUBLISHED_T5.items():
+        found = shape_for("t5", parameters)
+        assert found.layers == 2 * (found.encoder_layers or 0) and (found.seq, found.decoder_seq) == (512, 114)
+        assert (found.encoder_layers, found.hidden, found.heads, found.head_width, found.ffn) == shape
+    for vocab, least in ((None, 6e7), (250112, 3e8)):
+        sizes = [least * 1.11**step for step in range(70)]
+        made = [shape_for("t5", parameters, vocab) for parameters in sizes]
+        assert all(abs(count(model) / parameters - 1) <= 0.03 for model, parameters in zip(made, sizes))
+        assert all(model.layers % 2 == 0 and 1.4 < (model.ffn or 0) / model.hidden < 3.3 for model in made)
+
+
 @pytest.mark.parametrize("recompute, factor", [("none", 6), ("full", 8)])
 def test_work_per_token_is_6n_or_8n_plus_attention_and_head(recompute: str, factor: int) -> None:
     model = shape_for("gpt", 175e9)
