@@ -73,8 +73,7 @@ def build_reference(family: str, reference: ReferenceModel, seq: int) -> ModelCo
     """Returns a published model, with its own vocabulary."""
     vocab = FAMILY_DEFAULTS[family].vocab
     model = build(family, reference.layers, reference.hidden, reference.heads, vocab, seq)
-    own = {"ffn": reference.ffn, "head_width": reference.head_width}
-    return dataclasses.replace(model, **{name: value for name, value in own.items() if value is not None})
+    return dataclasses.replace(model, ffn=reference.ffn or model.ffn, head_width=reference.head_width or model.head_width)
 
 
 def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, share: float | None = None) -> ModelConfig:
