@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.cli.main import main as run_program
 from launcher.planning.baseline import baseline, round_batch
-from launcher.planning.shapes import FAMILY_DEFAULTS, build, count, log_interpolate, shape_for
+from launcher.planning.shapes import FAMILY_DEFAULTS, build_reference, count, log_interpolate, shape_for
 from launcher.planning.size import CHEAPEST, DAY, FASTEST, FEWEST, Budget, alternatives, executed_flops, largest, provisions, seconds_at
 from tests.draws import draws
 from trainer.shared.run.errors import ConfigError
@@ -155,7 +155,7 @@ def test_compute_optimal_is_twenty_tokens_per_parameter_and_no_alternative_predi
 def test_published_models_keep_their_published_shape(family: str) -> None:
     defaults = FAMILY_DEFAULTS[family]
     for reference in defaults.models:
-        published = build(family, reference.layers, reference.hidden, reference.heads, defaults.vocab, 2048)
+        published = build_reference(family, reference, defaults.seq)
         assert shape_for(family, count(published)) == published
         assert shape_for(family, 1.02 * count(published)) == published
 
