@@ -18,7 +18,8 @@ keys:
   data=stdlib                 the Python standard library's sources, which are on every machine (default)
   data.source=FILE|FOLDER     your own text: JSON lines (.jsonl, .ndjson, .json) are read line by line, all others as UTF-8 text
   data.path=FOLDER            where the prepared corpus goes
-  data.vocab=N                size of the vocabulary
+  data.vocab=N                size of the vocabulary that is trained
+  data.tokenizer=FILE|FOLDER  the words of this tokenizer.json instead, as those of T5 or mT5
   data.pattern='**/*.txt'     which files of a source folder are read
   data.text_key=text          the JSONL field that holds the text
 """

@@ -95,7 +95,7 @@ def parser() -> VerbParser:
     made.add_argument("--parameters", type=float, help="a model of this size, such as 20e9, instead of the largest")
     made.add_argument("--family", default=ModelConfig.family, choices=SIZED, help="architecture (default: %(default)s)")
     made.add_argument("--vocab", type=int, help="vocabulary (default: the family's)")
-    made.add_argument("--seq", type=int, help="sequence length (default: 2048)")
+    made.add_argument("--seq", type=int, help="sequence length (default: the family's, 2048 or 512)")
     made.add_argument("--tflops", type=float, help="TFLOP/s that a GPU executes, instead of the cost model's prediction")
     made.add_argument("--recompute", choices=RECOMPUTE, help="recomputation that --tflops counts (default: none)")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -177,7 +177,7 @@ def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Second
             )
         return ModelSizeOption("asked", model, tokens, days), []
     assert budget is not None and seconds is not None, "checked: GPUs and days are given"
-    choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, arguments.seq or 2048)
+    choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, arguments.seq)
     return choice, alternatives(choice, budget, seconds)
 
 
@@ -188,7 +188,7 @@ def cost_of(choice: ModelSizeOption, arguments: argparse.Namespace) -> dict[str,
     return {"gpu_hours": hours, "price": None if hours is None or price is None else hours * price}
 
 
-LESS = {"GPU-hours": 1, "layers": 2, "hidden": 2, "heads": 2, "ffn": 2}
+LESS = {"GPU-hours": 1, "encoder": 1, "layers": 2, "hidden": 2, "heads": 2, "ffn": 2}
 """Columns that a narrow terminal does without; the configuration has them."""
 
 
@@ -208,6 +208,7 @@ def show(
         "cost": [money(cost["price"]) for cost in costs],
         "loss": [f"{each.loss:.3f}" for each in all_of_them],
         **{name: [str(getattr(each.model, name)) for each in all_of_them] for name in ("layers", "hidden", "heads", "ffn")},
+        "encoder": [str(each.model.encoder_layers or "-") for each in all_of_them],  # those of its layers
     }
     names = Column("", [each.name for each in all_of_them], least=len("compute-optimal"))
     known = {head: cells for head, cells in figures.items() if {*cells} != {"-"}}

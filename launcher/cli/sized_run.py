@@ -97,7 +97,7 @@ def model_of(arguments: argparse.Namespace) -> ModelConfig:
     from trainer.shared.run.rules import resolve_model
 
     if not (words := model_words(arguments)):
-        return shape_for(arguments.family, arguments.parameters, arguments.vocab, arguments.seq or 2048)
+        return shape_for(arguments.family, arguments.parameters, arguments.vocab, arguments.seq)
     for name in ("vocab", "seq"):
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--{name} is for a model that is chosen; with {words[0]} say model.{name}={getattr(arguments, name)}")

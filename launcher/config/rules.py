@@ -219,4 +219,5 @@ def _read_examples(run: str, digest: str) -> None:
 def with_paths(data: DataConfig) -> DataConfig:
     """Returns ``data`` with absolute paths."""
     source = data.source if data.source == STDLIB else os.path.abspath(data.source)
-    return dataclasses.replace(data, source=source, path=os.path.abspath(data.path))
+    tokenizer = None if data.tokenizer is None else os.path.abspath(data.tokenizer)
+    return dataclasses.replace(data, source=source, path=os.path.abspath(data.path), tokenizer=tokenizer)

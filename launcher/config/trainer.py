@@ -46,6 +46,7 @@ class KernelProfile:
     host_shards: float = key(5, "host time of gathering, or of reducing, a block's shards, in kernel launches of plain PyTorch", minimum=0)
     host_tensor: float = key(5, "host time of a collective of tensor ranks with what layers do around it, in kernel launches of plain PyTorch", minimum=0)
     launches_per_mixture: float = key(150, "further launches of a mixture of experts: routing, sorting, dispatch, products", minimum=0)
+    mlp_dropout: bool = key(False, "behind an encoder and in it, dropout between the matrices of an MLP, too, as T5 has it")
     launch_blocking: bool = key(False, "the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)")
 
 

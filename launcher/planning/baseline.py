@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 from launcher.planning.shapes import count, family_defaults, interpolate, log_interpolate
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ModelConfig, OptimizerConfig, RunConfig
 
@@ -40,7 +41,9 @@ def baseline(model: ModelConfig, tokens: float, gpus: int = 1) -> Baseline:
     warmup = 0.0015 * steps if defaults.warmup_tokens is None else defaults.warmup_tokens / (batch * model.seq)
     decay = steps - round(defaults.constant_end * steps)
     return Baseline(
-        dataclasses.replace(model, dropout=defaults.dropout, init_std=round(0.64 / math.sqrt(model.hidden), 6)),
+        dataclasses.replace(
+            model, dropout=defaults.dropout, init_std=round(FAMILIES[model.family].init_scale / math.sqrt(model.hidden), 6)
+        ),
         OptimizerConfig(
             lr=lr,
             min_lr=_two_digits(lr / 10),

@@ -1,12 +1,14 @@
-"""Shapes of GPT, LLaMA or BLOOM models by number of parameters: a published shape if there is one, else interpolation.
+"""Shapes of models by number of parameters: a published shape of the family if there is one, else interpolation.
 
 The rules, in order:
-  1. Within 4 % of a published model, that model's shape.
+  1. Within 4 % of a published model with the wanted vocabulary, that model's shape; 3 % in a family of rule 4.
   2. Else the hidden size is interpolated linearly over log parameters and log hidden between the published ones (beyond the last one,
      hidden grows with the cube root of the parameters, so that depth and width grow alike), and so is the width of a head.
   3. Among hidden sizes nearby (multiples of 8 heads, so that 8 tensor ranks divide them; of 4 below hidden 2048) and all depths,
      the shape with the smallest misfit: |log size error| + |log hidden error| / 4, and 0.04 more for an odd depth or 0.015 for one
      that 4 does not divide.
+  4. A family whose published MLPs have no common share of the hidden size (T5) has the share interpolated as in 2., moved by up to
+     ``WIDER`` towards the size; what it is moved counts as a misfit as that of the hidden size does.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from trainer.shared.run.schema import ModelConfig
 
 FAMILY_DEFAULTS = {name: family.published for name, family in FAMILIES.items() if family.published is not None}
 """Families with published models."""
-SAME_SIZE, WRONG_SIZE = 0.04, 0.15
+SAME_SIZE, SAME_FITTED, WRONG_SIZE = 0.04, 0.029, 0.15
+WIDER = 0.15
 HEAD_WIDTHS = (32, 64, 80, 96, 128, 160, 192, 256)
 SMALLEST, LARGEST = 1e6, 2e13
 
@@ -37,19 +40,22 @@ def family_defaults(family: str) -> FamilyDefaults:
     return FAMILY_DEFAULTS[family]
 
 
-def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int = 2048) -> ModelConfig:
+def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int | None = None) -> ModelConfig:
     """Returns the model of ``family`` with about ``parameters`` parameters (embeddings, biases and norms included)."""
     defaults = family_defaults(family)
+    seq = seq or defaults.seq
     if not SMALLEST <= parameters <= LARGEST:
         raise ConfigError(f"a model of {parameters:.3g} parameters is outside the known range; ask for {SMALLEST:g} to {LARGEST:g}")
     vocab = vocab or defaults.vocab
+    share = interpolate(family, parameters, lambda a: (a.ffn or 0) / a.hidden, vocab=vocab) if defaults.models[0].ffn else None
     for reference in defaults.models:
-        published = build(family, reference.layers, reference.hidden, reference.heads, defaults.vocab, seq)
-        if abs(math.log(count(published) / parameters)) <= SAME_SIZE:
-            return dataclasses.replace(published, vocab=vocab)
-    hidden = interpolate(family, parameters, lambda a: a.hidden, beyond=1 / 3)
-    width = interpolate(family, parameters, lambda a: a.hidden / a.heads, beyond=1 / 12)
-    best = min(_nearby(family, parameters, hidden, width, vocab, seq), key=lambda model: _misfit(model, parameters, hidden))
+        published = dataclasses.replace(build_reference(family, reference, seq), vocab=vocab)
+        if abs(math.log(count(published) / parameters)) <= (SAME_SIZE if share is None else SAME_FITTED):
+            return published
+    hidden = interpolate(family, parameters, lambda a: a.hidden, beyond=1 / 3, vocab=vocab)
+    width = interpolate(family, parameters, lambda a: a.head_width or a.hidden / a.heads, beyond=1 / 12, vocab=vocab)
+    around = _nearby(family, parameters, hidden, width, share, vocab, seq)
+    best = min(around, key=lambda model: _misfit(model, parameters, hidden, share))
     if abs(math.log(count(best) / parameters)) > WRONG_SIZE:
         raise ConfigError(
             f"no {family} of {parameters:.3g} parameters with a vocabulary of {vocab}: the nearest has {count(best):.3g}; "
@@ -63,11 +69,18 @@ def count(model: ModelConfig) -> float:
     return float(Shape.of(model).parameters)
 
 
-def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ModelConfig:
-    """Returns a model with the family's MLP width and key/value heads filled in."""
+def build_reference(family: str, reference: ReferenceModel, seq: int) -> ModelConfig:
+    """Returns a published model, with its own vocabulary."""
+    vocab = FAMILY_DEFAULTS[family].vocab
+    model = build(family, reference.layers, reference.hidden, reference.heads, vocab, seq)
+    return dataclasses.replace(model, ffn=reference.ffn or model.ffn, head_width=reference.head_width or model.head_width)
+
+
+def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, share: float | None = None) -> ModelConfig:
+    """Returns a model with the family's MLP width, or this ``share`` of the hidden size, and key/value heads filled in."""
     defaults = FAMILY_DEFAULTS[family]
     multiple = defaults.ffn_multiple
-    ffn = multiple * math.ceil(8 * hidden / 3 / multiple) if multiple else 4 * hidden
+    ffn = multiple * math.ceil(round((share or 8 / 3) * hidden / multiple, 9)) if multiple else 4 * hidden
     model = resolve_model(ModelConfig(family, layers, hidden, heads, heads, ffn, vocab, seq))
     if defaults.grouped_above is not None and heads % 8 == 0 and count(model) > defaults.grouped_above:
         # grouped queries free parameters, which go to the MLP: Llama 2 70B has 1.3 times the width, Llama 3.1 405B 1.22 times
@@ -75,13 +88,16 @@ def build(family: str, layers: int, hidden: int, heads: int, vocab: int, seq: in
     return model
 
 
-def interpolate(family: str, parameters: float, value: Callable[[ReferenceModel], float], beyond: float = 0.0) -> float:
-    """Interpolates ``value`` of the published models at ``parameters``, linearly over logarithms.
+def interpolate(
+    family: str, parameters: float, value: Callable[[ReferenceModel], float], beyond: float = 0.0, vocab: int | None = None
+) -> float:
+    """Interpolates ``value`` of the published models, with a vocabulary of ``vocab``, at ``parameters``, linearly over logarithms.
 
     Outside of them, returns the nearest model's value times (its size ratio) ** ``beyond``.
     """
     defaults = FAMILY_DEFAULTS[family]
-    points = [(count(build(family, a.layers, a.hidden, a.heads, defaults.vocab, 2048)), value(a)) for a in defaults.models]
+    published = [(dataclasses.replace(build_reference(family, a, defaults.seq), vocab=vocab or defaults.vocab), a) for a in defaults.models]
+    points = [(count(model), value(a)) for model, a in published]
     return log_interpolate(points, parameters, beyond)
 
 
@@ -96,20 +112,33 @@ def log_interpolate(points: list[tuple[float, float]], x: float, beyond: float =
     raise AssertionError("points ascend")
 
 
-def _nearby(family: str, parameters: float, hidden: float, width: float, vocab: int, seq: int) -> Iterator[ModelConfig]:
+def _nearby(
+    family: str, parameters: float, hidden: float, width: float, share: float | None, vocab: int, seq: int
+) -> Iterator[ModelConfig]:
     """Yields shapes around the wanted hidden size, each with the two depths whose size is next to ``parameters``."""
     head = min(HEAD_WIDTHS, key=lambda w: abs(math.log(w / width)))
     group = 8 if hidden >= 2048 else 4
-    middle = max(1, round(hidden / (head * group)))
+    middle, least = max(1, round(hidden / (head * group))), 2 if FAMILIES[family].encoder_decoder else 1
     for multiple in range(max(1, middle - 2), middle + 3):
         heads = group * multiple
-        one, two = (build(family, layers, heads * head, heads, vocab, seq) for layers in (1, 2))
-        block = count(two) - count(one)
-        depth = (parameters - count(one)) / block + 1
-        for layers in range(max(1, math.floor(depth) - 3), max(1, math.ceil(depth) + 3) + 1):
-            yield build(family, layers, heads * head, heads, vocab, seq)
+        one, two = (build(family, layers, heads * head, heads, vocab, seq, share) for layers in (2, 4))
+        block = (count(two) - count(one)) / 2
+        depth = (parameters - count(one)) / block + 2
+        for layers in range(max(least, math.floor(depth) - 3), max(least, math.ceil(depth) + 3) + 1):
+            made = build(family, layers, heads * head, heads, vocab, seq, share)
+            yield made if share is None else _refined(made, parameters)
 
 
-def _misfit(model: ModelConfig, parameters: float, hidden: float) -> float:
+def _refined(model: ModelConfig, parameters: float) -> ModelConfig:
+    """Returns ``model`` with the width of its MLP that brings it nearest to ``parameters``, changed by up to ``WIDER``."""
+    step = FAMILY_DEFAULTS[model.family].ffn_multiple or 1
+    ffn = model.ffn or 0
+    steps = (parameters - count(model)) / (count(dataclasses.replace(model, ffn=ffn + step)) - count(model))
+    most = WIDER * ffn / step
+    return dataclasses.replace(model, ffn=ffn + step * round(max(-most, min(most, steps))))
+
+
+def _misfit(model: ModelConfig, parameters: float, hidden: float, share: float | None) -> float:
     odd = 0.04 if model.layers % 2 else 0.015 if model.layers % 4 else 0.0
-    return abs(math.log(count(model) / parameters)) + abs(math.log(model.hidden / hidden)) / 4 + odd
+    wider = 0.0 if share is None else abs(math.log((model.ffn or 0) / (share * model.hidden))) / 4
+    return abs(math.log(count(model) / parameters)) + abs(math.log(model.hidden / hidden)) / 4 + wider + odd

@@ -84,7 +84,7 @@ def seconds_at(gpus: int, tflops: float, recompute: str) -> Seconds:
 
 
 def largest(
-    family: str, budget: Budget, tokens: float | None, seconds: Seconds, vocab: int | None = None, seq: int = 2048
+    family: str, budget: Budget, tokens: float | None, seconds: Seconds, vocab: int | None = None, seq: int | None = None
 ) -> ModelSizeOption:
     """Returns the largest model that can be trained on ``tokens`` within the budget; ``tokens=None``: on 20 tokens per parameter.
 

@@ -249,3 +249,33 @@ def test_a_folder_that_peft_saved_is_the_same_function_here_and_comes_back(tmp_p
         for other in (merged, again):
             torch.testing.assert_close(other(**given).logits, known, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")(**given).logits, known)
+
+
+def test_dropout_stands_where_theirs_does(tmp_path: Path) -> None:
+    for seed in range(4):
+        config = drawn(random.Random(seed)) | {"dropout_rate": 0.3}
+        with double(config["model_type"]):
+            theirs = theirs_of(config, seed).train()
+        saved(theirs, tmp_path / f"hf{seed}", "1GB")
+        model = replace(import_weights(tmp_path / f"hf{seed}", tmp_path / f"c{seed}"), dropout=0.3)
+        mine = loaded(tmp_path / f"c{seed}", model).train()
+        read, written = torch.randint(0, VOCAB, (1, 9)), torch.randint(0, VOCAB, (1, 7))  # in one row all dimensions are in their order
+        tables, (encoder, decoder) = (
+            torch.stack([table() for table in mine.embedding.tables]),
+            ([block for name, block in mine.blocks.items() if (int(name) < model.encoder_layers) == first] for first in (True, False)),
+        )
+        with double(config["model_type"]):
+            torch.manual_seed(seed)
+            memory = theirs.encoder(input_ids=read).last_hidden_state
+            hidden = theirs.decoder(input_ids=written, encoder_hidden_states=memory).last_hidden_state
+        torch.manual_seed(seed)
+        x = mine.embedding._stream(read.t(), None, mine.embedding.dropout)
+        for block in encoder:
+            x = block(x, tables)
+        x = mine.encoder_end(x)
+        torch.testing.assert_close(x.transpose(0, 1), memory, rtol=1e-10, atol=1e-10)
+        y = mine.embedding.written(written.t())
+        for block in decoder:
+            y = block(y, x, tables)
+        scaled = hidden * config["d_model"] ** -0.5 if model.tied else hidden
+        torch.testing.assert_close(mine.head(y, None).transpose(0, 1), theirs.lm_head(scaled), rtol=1e-10, atol=1e-10)

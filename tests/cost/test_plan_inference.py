@@ -319,6 +319,7 @@ WRONG = [
     (["sla.devices=4", "serving.tensor=[8]"], "at least 8 devices, and sla.devices allows 4"),
     (["sla.devices=400"], "sla.devices=400 is more than the cluster has (64)"),
     (["workload.input=4000"], "are more than model.seq=2048"),
+    (["model.family=t5"], "task=inference predicts and measures models of one stack, and model.family=t5 has an encoder"),
     (["workload.longest=70"], "workload.longest=70 is less than workload.input=60 + workload.output=20; give 80 or more"),
     (["workload.longest=2049"], "workload.longest=2049 is more than model.seq=2048"),
     (["serving.tensor=[5]"], "no tensor x pipeline is possible"),

@@ -206,6 +206,7 @@ def test_gradients_of_one_micro_batch_fill_one_buffer_and_of_more_two(micro_batc
 
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unfused": ({"attention": "unfused"}, {}),
+    "dropout": ({"dropout": 0.1}, {"tensor": 2, "pipeline": 2}),
     "learned positions, in stages": ({"positions": "learned"}, {"pipeline": 3}),
     "relative positions, shared sequences": ({}, {"tensor": 2, "sequence_parallel": True}),
     "recomputed": ({}, {"recompute": "full", "pipeline": 2}),

@@ -15,11 +15,12 @@ from trainer.data.dataset import open_dataset, open_held_out
 from trainer.data.instructions import Instructions
 from trainer.data.prepare import prepare
 from trainer.data.spans import SpanCorruption, begin_token, sentinels
+from trainer.data.text import bytes_of_words
 from trainer.shared.corpora.index import read_index
 from trainer.shared.records.named_tokens import GENERATION
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import DataConfig, ModelConfig
-from trainer.shared.run.spans import SENTINELS, masked, raw_tokens, written_tokens
+from trainer.shared.run.spans import SENTINEL, SENTINELS, masked, raw_tokens, written_tokens
 
 VOCAB = 300
 
@@ -169,3 +170,86 @@ def test_a_decoder_begins_with_what_files_beside_the_tokenizer_name(tmp_path: Pa
     for named, begins in (({"eos_token_id": 1, "pad_token_id": 3}, 3), ({"eos_token_id": 1, "decoder_start_token_id": 0}, 0)):
         (tmp_path / GENERATION).write_text(json.dumps(named))
         assert begin_token(tmp_path, 9) == begins
+
+
+def unigram(folder: Path, marks: int = SENTINELS, named: bool = True) -> Path:
+    """A Unigram tokenizer as that of mT5: the sentinels are its last words, the first one the highest."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    folder.mkdir()
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    words = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=words, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([" ".join(f"{number} is {number * 7919 % 1000}" for number in range(3000))], trainer)
+    tokenizer.add_special_tokens([SENTINEL.format(number) for number in reversed(range(marks))])
+    tokenizer.enable_truncation(5)  # a file keeps what its last use was set to
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if named:
+        (folder / GENERATION).write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}))
+    return folder
+
+
+def test_text_in_the_words_of_a_tokenizer_that_is_given_is_masked_with_its_sentinels(tmp_path: Path, corpus: DataConfig) -> None:
+    from tokenizers import Tokenizer
+
+    given = unigram(tmp_path / "mt5")
+    (tmp_path / "text.txt").write_text(text := "17 is 603 and <extra_id_0> </s> is not a token\n" * 400)
+    data = DataConfig(source=str(tmp_path / "text.txt"), path=str(tmp_path / "corpus"), tokenizer=str(given))
+    made, again = prepare(data), prepare(DataConfig(**(vars(data) | {"vocab": 999, "tokenizer": str(given / "tokenizer.json")})))
+    assert not made.reused and again.reused  # the size of a BPE that no one trains says nothing
+    known = Tokenizer.from_file(str(Path(data.path) / "tokenizer.json")).get_vocab()
+    index, marks = read_index(data), [known[SENTINEL.format(number)] for number in range(SENTINELS)]
+    assert (Path(data.path) / "tokenizer.json").read_bytes() == (given / "tokenizer.json").read_bytes()
+    assert index.vocab == made.vocab == len(known) == max(marks) + 1 and marks[0] == max(marks) and index.end_token == 1
+    tokens = np.fromfile(Path(data.path) / "tokens.bin", dtype=index.dtype)
+    plain = Tokenizer.from_file(str(given / "tokenizer.json"))
+    plain.no_truncation()
+    plain.encode_special_tokens = True
+    assert tokens.tolist() == [*plain.encode(text, add_special_tokens=False).ids, 1] and not {*marks, 0} & {*tokens.tolist()}
+    opened: Any = open_dataset(data, model(), seed=1)
+    for row in opened.batch(0, 5):
+        assert row[64] == ~0 and len(restored(row, 64, marks, 1)) == raw_tokens(64)  # the decoder begins with the token that fills texts
+    assert not prepare(DataConfig(**(vars(data) | {"tokenizer": str(unigram(tmp_path / "t5", marks=0))}))).reused
+
+
+@pytest.mark.parametrize(
+    ("marks", "vocab", "message"),
+    [
+        (SENTINELS - 1, 999, r"has 99 of the 100 sentinels of span corruption, <extra_id_0> to <extra_id_99>; use one with all of them"),
+        (0, 100, r"model\.vocab=100 has no room for the 100 sentinels .*set model\.vocab=\d+ or more, or use a tokenizer with the words"),
+    ],
+)
+def test_a_vocabulary_without_its_sentinels_is_refused_in_one_line(tmp_path: Path, marks: int, vocab: int, message: str) -> None:
+    (tmp_path / "text.txt").write_text("17 is 603\n" * 400)
+    given = unigram(tmp_path / "t5", marks)
+    data = DataConfig(source=str(tmp_path / "text.txt"), path=str(tmp_path / "corpus"), tokenizer=str(given))
+    prepare(data)
+    with pytest.raises(ConfigError, match=message) as error:
+        open_dataset(data, ModelConfig(family="t5", vocab=vocab, seq=64), seed=1)
+    assert "\n" not in str(error.value)
+    open_dataset(data, ModelConfig(vocab=vocab, seq=64), seed=1)  # a model without an encoder needs none
+
+
+def test_a_tokenizer_that_cannot_be_used_leaves_what_was_prepared(tmp_path: Path, corpus: DataConfig) -> None:
+    (tmp_path / "empty.json").write_text("{}")
+    before = (Path(corpus.path) / "index.json").read_bytes()
+    for tokenizer, message in (
+        (tmp_path / "none", "none/?.* does not exist; give a whole tokenizer.json or a folder with one"),
+        (tmp_path / "empty.json", "has no vocabulary in it; give a whole"),
+        (unigram(tmp_path / "unnamed", named=False), "no file beside it says which .* ends a text; put a generation_config.json with"),
+    ):
+        with pytest.raises(ConfigError, match=message) as error:
+            prepare(DataConfig(**(vars(corpus) | {"tokenizer": str(tokenizer)})))
+        assert "\n" not in str(error.value) and (Path(corpus.path) / "index.json").read_bytes() == before
+
+
+def test_bytes_of_a_token_are_those_of_its_text(tmp_path: Path, corpus: DataConfig) -> None:
+    from tokenizers import Tokenizer
+
+    for file in (unigram(tmp_path / "t5") / "tokenizer.json", Path(corpus.path) / "tokenizer.json"):
+        words, text = Tokenizer.from_file(str(file)), " 17 is 603 is 7"
+        words.no_truncation()
+        assert bytes_of_words(file, end=1)[words.encode(text, add_special_tokens=False).ids].sum() == len(text)
+    assert bytes_of_words(tmp_path / "t5" / "tokenizer.json", end=1)[[0, 1, -1]].tolist() == [0, 0, 0]

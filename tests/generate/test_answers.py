@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from tests.convert.test_logits import checkpoint
 from tests.convert.test_t5 import SMALL, VOCAB, random_network
 from tests.farm import Farm
+from tests.generate.test_serve import Server
 from tests.huggingface import MARKS, transformers
 from trainer.convert import export_weights
 from trainer.data.spans import sentinels
@@ -206,3 +208,21 @@ def test_a_text_is_read_with_its_end_and_answered_behind_the_token_that_fills_te
     assert shown.getvalue() == "\n\n".join(f"{prompt}\n{one['text']}" for prompt, one in zip(prompts, made)) + "\n"
     numbers = [tokenizer.tokenizer.token_to_id(f"<extra_id_{number}>") for number in range(3)]
     assert sentinels(folder, 99)[:3] == numbers and None not in numbers
+
+
+def test_a_server_answers_each_client_as_its_prompt_alone_is_answered_streamed_or_not(folders: dict[str, Path]) -> None:
+    folder, prompts = folders["1.1"], ["the cat", "a dog reads the tale", "tales", "cats and dogs"]
+    words(folder)
+    with alone(folder, "fp64") as (config, world):
+        made = complete(GenerateCommand(str(folder), tokens=9), prompts, config, world, io.StringIO())
+    server = Server(folder, "--batch", "2")  # fewer slots than clients: a slot gets another prompt's encoder output
+    bodies = [{"prompt": prompt, "max_tokens": 9, "temperature": 0} for prompt in prompts]
+    try:
+        with ThreadPoolExecutor(2 * len(bodies)) as clients:
+            whole, streamed = clients.map(server.ask, bodies), clients.map(server.stream, bodies)
+            answers = [(status, answer["choices"][0]["text"]) for status, answer in whole]
+            assert answers == [(200, one["text"]) for one in made]
+            assert [text for text, *_ in streamed] == [one["text"] for one in made]
+        assert server.stats()["running"] == server.stats()["waiting"] == 0
+    finally:
+        assert server.end() == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.cli.main import main as run_program
 from launcher.planning.baseline import baseline, round_batch
-from launcher.planning.shapes import FAMILY_DEFAULTS, build, count, log_interpolate, shape_for
+from launcher.planning.shapes import FAMILY_DEFAULTS, build_reference, count, log_interpolate, shape_for
 from launcher.planning.size import CHEAPEST, DAY, FASTEST, FEWEST, Budget, alternatives, executed_flops, largest, provisions, seconds_at
 from tests.draws import draws
 from trainer.shared.run.errors import ConfigError
@@ -32,6 +32,25 @@ def test_sc21_trains_175b_on_1024_gpus_in_34_days() -> None:
     assert (model.layers, model.hidden) == (96, 12288)
     assert seconds(model, 300e9) / DAY == pytest.approx(34, rel=0.05)
     assert largest("gpt", Budget(1024, 36), 300e9, seconds).model == model
+
+
+PUBLISHED_T5 = {
+    77e6: (8, 512, 6, 64, 1024), 248e6: (12, 768, 12, 64, 2048), 783e6: (24, 1024, 16, 64, 2816), 2.85e9: (24, 2048, 32, 64, 5120),
+    11.3e9: (24, 4096, 64, 64, 10240), 23.5e9: (36, 5120, 80, 64, 10880), 41e9: (48, 6144, 96, 64, 10880),
+}  # fmt: skip
+"""Parameters; blocks of each stack, hidden, heads, their width, ffn."""
+
+
+def test_an_encoder_and_its_decoder_have_published_shapes_and_any_size_between_them_within_three_in_a_hundred() -> None:
+    for parameters, shape in PUBLISHED_T5.items():
+        found = shape_for("t5", parameters)
+        assert found.layers == 2 * (found.encoder_layers or 0) and (found.seq, found.decoder_seq) == (512, 114)
+        assert (found.encoder_layers, found.hidden, found.heads, found.head_width, found.ffn) == shape
+    for vocab, least in ((None, 6e7), (250112, 3e8)):
+        sizes = [least * 1.11**step for step in range(70)]
+        made = [shape_for("t5", parameters, vocab) for parameters in sizes]
+        assert all(abs(count(model) / parameters - 1) <= 0.03 for model, parameters in zip(made, sizes))
+        assert all(model.layers % 2 == 0 and 1.4 < (model.ffn or 0) / model.hidden < 3.3 for model in made)
 
 
 @pytest.mark.parametrize("recompute, factor", [("none", 6), ("full", 8)])
@@ -136,7 +155,7 @@ def test_compute_optimal_is_twenty_tokens_per_parameter_and_no_alternative_predi
 def test_published_models_keep_their_published_shape(family: str) -> None:
     defaults = FAMILY_DEFAULTS[family]
     for reference in defaults.models:
-        published = build(family, reference.layers, reference.hidden, reference.heads, defaults.vocab, 2048)
+        published = build_reference(family, reference, defaults.seq)
         assert shape_for(family, count(published)) == published
         assert shape_for(family, 1.02 * count(published)) == published
 
@@ -160,7 +179,8 @@ def test_shapes_between_the_published_ones_have_the_size_asked_for_and_can_be_sp
         assert model.hidden % model.heads == 0 and model.hidden // model.heads % 2 == 0
         assert size < 2e9 or model.heads % 4 == 0
         assert model.hidden >= 0.8 * before, "a larger model is not much narrower"
-        assert 0.2 < model.layers / model.hidden * 128 < 4, "neither a needle nor a plate"
+        stack = model.layers - (model.encoder_layers or 0)
+        assert 0.2 < stack / model.hidden * 128 < 4, "neither a needle nor a plate"
         before = model.hidden
     resolve_model(model)
 

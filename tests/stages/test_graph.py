@@ -127,6 +127,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("run key", {"base": {"layout.tenso": 2}}, "stage base: unknown key 'layout.tenso'; did you mean 'layout.tensor'"),
     ("run value", {"base": {"layout.tensor": 3}}, "stage base: layout.tensor=3 does not divide model.heads=4"),
     ("vocabulary", {"base": {"model.vocab": 299}}, "stage base: model.vocab=299 is smaller than data.vocab=300 of stage data"),
+    ("no tokenizer", {"data": {"data.tokenizer": "none"}}, "data.tokenizer=none: none does not exist; give a whole tokenizer.json"),
     ("sequence", {"base": {"model.seq": 4000}}, "fewer than a sequence of model.seq=4000 needs"),
     ("memory", {"base": {"hardware": "h100", "model.hidden": 65536, "model.layers": 50}}, "stage base: the layout needs about"),
     ("model of a checkpoint", {"score": {"model.hidden": 8}}, "stage score: model.hidden=8: the model is the checkpoint's; leave it out"),

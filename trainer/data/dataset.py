@@ -6,7 +6,6 @@ rank under any layout can read its rows, and a resumed run needs only the number
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from trainer.data.instructions import HeldOutExamples, Instructions
 from trainer.data.permutation import key_of, mix, permute
 from trainer.data.spans import SpanCorruption
+from trainer.data.text import bytes_of_words
 from trainer.shared.corpora.index import (
     TOKENIZER,
     TOKENS,
@@ -136,15 +136,10 @@ class HeldOut:
         check_sample(self.tokens.data, self.tokens.index)
 
     def token_bytes(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of each token, by its id; 0 for the end token, and for all where only spans are written. A byte-level vocabulary
-        spells a byte as one letter."""
+        """UTF-8 bytes of each token, by its id; 0 for the end token, and for all where only spans are written."""
         if self.spans is not None:
             return np.zeros(max(self.tokens.index.vocab, self.spans.sentinels.max() + 1), dtype=np.int64)
-        known = json.loads((Path(self.tokens.data.path) / TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
-        lengths = np.zeros(self.tokens.index.vocab, dtype=np.int64)
-        for word, token in known.items():
-            lengths[token] = 0 if token == self.tokens.index.end_token else len(word)
-        return lengths
+        return bytes_of_words(Path(self.tokens.data.path) / TOKENIZER, self.tokens.index.end_token)
 
 
 class Corpus:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainer.data.permutation import key_of, permute
 from trainer.data.spans import begin_token, padded
-from trainer.data.text import TextTokens
+from trainer.data.text import TextTokens, bytes_of_words
 from trainer.shared.corpora.examples import Part, parse_examples, read_content, split
 from trainer.shared.corpora.index import TOKENIZER, corpus_name
 from trainer.shared.records.named_tokens import GENERATION
@@ -53,10 +53,7 @@ class Examples:
 
     def token_bytes(self) -> NDArray[np.int64]:
         """UTF-8 bytes of each token, by its id; 0 for the end token."""
-        lengths = np.zeros(self.text.tokenizer.get_vocab_size(), dtype=np.int64)
-        for word, token in self.text.tokenizer.get_vocab().items():
-            lengths[token] = 0 if token == self.end else len(word)
-        return lengths
+        return bytes_of_words(Path(self.data.path) / TOKENIZER, self.end)
 
     def _rows(self, examples: list[list[int]], tasks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Each in a row of ``seq + 1`` tokens, behind its task if there are several."""

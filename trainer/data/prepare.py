@@ -1,4 +1,5 @@
-"""From text to a prepared folder: train a byte-level BPE, encode every document, write tokens and index, atomically.
+"""From text to a prepared folder: train a byte-level BPE or take a tokenizer that is there, encode every document, write tokens and
+index, atomically.
 
 Everything is written to a temporary folder next to the target, which is renamed when it is complete. So a prepared folder is
 complete or absent, and a preparation may be killed and repeated at any time. Of two concurrent preparations the second waits
@@ -11,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.data.text import TextTokens
 from trainer.shared.corpora.index import (
     DOCUMENTS,
     FILES,
@@ -27,12 +30,16 @@ from trainer.shared.corpora.index import (
     TOKENS,
     CorpusIndex,
     check_sample,
+    given_tokenizer,
     read_index,
     sample_digest,
+    size_of,
 )
 from trainer.shared.corpora.sources import Source, open_source
 from trainer.shared.records.artifacts import MANIFEST, ArtifactKind, write_artifact
+from trainer.shared.records.named_tokens import DECODER_START, GENERATION, decoder_start, named_tokens, tokenizer_digest
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.files import write_json
 from trainer.shared.run.schema import DataConfig
 
 if TYPE_CHECKING:
@@ -74,7 +81,9 @@ def prepare(data: DataConfig, force: bool = False, progress: Progress = lambda *
     target = Path(data.path)
     _check_target(target, data)
     source = open_source(data)
-    settings = {name: getattr(data, name) for name in ("source", "pattern", "text_key", "vocab")} | {"files": source.fingerprint()}
+    settings = {name: getattr(data, name) for name in ("source", "pattern", "text_key")} | {"files": source.fingerprint()}
+    given = given_tokenizer(data)
+    settings |= {"vocab": data.vocab} if given is None else {"tokenizer": tokenizer_digest(given)}
     with _working_folder(target, data) as work:
         index = None if force else _matching(data, settings)
         if reused := index is not None:
@@ -106,7 +115,7 @@ def _check_target(target: Path, data: DataConfig) -> None:
     """Refuses to replace anything but a prepared folder."""
     if not target.exists():
         return
-    foreign = [target] if not target.is_dir() else sorted(p for p in target.iterdir() if p.name not in (*FILES, MANIFEST))
+    foreign = [target] if not target.is_dir() else sorted(p for p in target.iterdir() if p.name not in (*FILES, GENERATION, MANIFEST))
     if foreign:
         raise ConfigError(f"data.path={data.path} holds something else ({foreign[0].name}); choose another data.path, or move that away")
 
@@ -121,12 +130,13 @@ def _matching(data: DataConfig, settings: dict[str, Any]) -> CorpusIndex | None:
 
 
 def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Progress) -> CorpusIndex:
-    tokenizer = _train_tokenizer(source, progress)
-    tokenizer.save(str(folder / TOKENIZER))
-    dtype = "uint16" if tokenizer.get_vocab_size() <= UINT16_VOCAB else "uint32"
+    given = given_tokenizer(source.data)
+    tokenizer, end = _trained(source, folder, progress) if given is None else _taken(given, folder)
+    vocab = size_of(tokenizer.get_vocab())
+    dtype = "uint16" if vocab <= UINT16_VOCAB else "uint32"
     starts, sha256 = [0], hashlib.sha256()
     with (folder / TOKENS).open("wb") as tokens:
-        for ids in _encoded(tokenizer, source, progress):
+        for ids in _encoded(tokenizer, end, source, progress):
             content = np.asarray(ids, dtype=dtype).tobytes()
             tokens.write(content)
             sha256.update(content)
@@ -136,16 +146,31 @@ def _write(source: Source, settings: dict[str, Any], folder: Path, progress: Pro
     if starts[-1] == len(starts) - 1:  # there is no document, or nothing but ends of documents
         raise ConfigError(f"data.source={source.data.source} holds no text in UTF-8; give another source or data.pattern")
     np.save(folder / DOCUMENTS, np.asarray(starts, dtype=np.int64))
-    end = tokenizer.get_vocab()[END_OF_TEXT]
     digests = sha256.hexdigest(), sample_digest(folder / TOKENS)
-    index = CorpusIndex(FORMAT, dtype, starts[-1], len(starts) - 1, tokenizer.get_vocab_size(), end, *digests, settings)
+    index = CorpusIndex(FORMAT, dtype, starts[-1], len(starts) - 1, vocab, end, *digests, settings)
     index.save(folder)
     write_artifact(folder, ArtifactKind.CORPUS, made_by="prepare")
     return index
 
 
-def _train_tokenizer(source: Source, progress: Progress) -> Tokenizer:
-    """A byte-level BPE: any text encodes without an unknown token, and decodes to itself."""
+def _taken(given: Path, folder: Path) -> tuple[Tokenizer, int]:
+    """Copies the tokenizer ``given``, with the tokens that files beside it name; returns it and its end token."""
+    text = TextTokens(given, sys.maxsize)
+    if not text.ends:
+        raise ConfigError(
+            f"data.tokenizer={given}: no file beside it says which of its special tokens ends a text; put a {GENERATION} with "
+            "eos_token_id there, and with decoder_start_token_id for a model with an encoder"
+        )
+    shutil.copyfile(given, folder / TOKENIZER)
+    starts = decoder_start([given.parent])
+    named = named_tokens([given.parent]) | ({} if starts is None else {DECODER_START: starts})
+    if named:
+        write_json(folder / GENERATION, named)
+    return text.tokenizer, text.ends[0]
+
+
+def _trained(source: Source, folder: Path, progress: Progress) -> tuple[Tokenizer, int]:
+    """Trains a byte-level BPE, so that any text encodes without an unknown token, and decodes to itself; returns it and its end token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -161,7 +186,8 @@ def _train_tokenizer(source: Source, progress: Progress) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_sample(source, progress), trainer)
     tokenizer.pre_tokenizer = words  # type: ignore[assignment]
-    return tokenizer
+    tokenizer.save(str(folder / TOKENIZER))
+    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
 
 
 def _sample(source: Source, progress: Progress) -> Iterator[str]:
@@ -176,9 +202,9 @@ def _sample(source: Source, progress: Progress) -> Iterator[str]:
         progress("training the tokenizer", seen, total)
 
 
-def _encoded(tokenizer: Tokenizer, source: Source, progress: Progress) -> Iterator[list[int]]:
+def _encoded(tokenizer: Tokenizer, end: int, source: Source, progress: Progress) -> Iterator[list[int]]:
     """The token ids of every document, each closed by the end token; many are encoded at once, on all cores."""
-    end, total, done = tokenizer.get_vocab()[END_OF_TEXT], source.total_bytes, 0
+    total, done = source.total_bytes, 0
     tokenizer.encode_special_tokens = True  # a document that spells out the end token contains its letters, not an end
     for size, texts in _batches(source):
         for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):

@@ -16,10 +16,7 @@ from trainer.data.permutation import key_of, permute
 from trainer.shared.corpora.index import TOKENIZER, CorpusIndex, words_of
 from trainer.shared.records.named_tokens import decoder_start
 from trainer.shared.run.schema import DataConfig
-from trainer.shared.run.spans import SENTINELS, masked
-
-SENTINEL = "<extra_id_{}>"
-"""Word of a sentinel in the tokenizers of T5 and mT5; where a tokenizer has none, sentinels are numbered behind its words."""
+from trainer.shared.run.spans import SENTINEL, SENTINELS, masked
 
 
 class SpanCorruption:

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.shared.corpora.index import size_of, words_of
 from trainer.shared.records.named_tokens import decoder_start, named_tokens
 from trainer.shared.run.errors import ConfigError
 
-if TYPE_CHECKING:
-    pass
+SPACE, BYTE = "\N{LOWER ONE EIGHTH BLOCK}", re.compile("<0x[0-9A-F]{2}>")
+"""A space, and a byte that has no word, in the vocabularies of SentencePiece."""
+
+
+def bytes_of_words(tokenizer: Path, end: int) -> NDArray[np.int64]:
+    """Returns the UTF-8 bytes that each token of a tokenizer.json stands for, by its number: 0 for the end token and special ones.
+
+    A byte-level vocabulary spells a byte as one letter. Others spell a space as a bar, and a byte as ``<0x0A>`` where they have it.
+    """
+    record = json.loads(tokenizer.read_text(encoding="utf-8"))
+    known, byte_level = words_of(tokenizer) or {}, "ByteLevel" in json.dumps(record.get("decoder"))
+    silent = {end, *(token["id"] for token in record.get("added_tokens") or [] if token.get("special"))}
+    lengths = np.zeros(size_of(known), dtype=np.int64)
+    for word, token in known.items():
+        if token not in silent:
+            lengths[token] = len(word) if byte_level else 1 if BYTE.fullmatch(word) else len(word.replace(SPACE, " ").encode())
+    return lengths
 
 
 class TextTokens:

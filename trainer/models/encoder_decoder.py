@@ -160,6 +160,21 @@ def bucket_of(queries: int, keys: int, causal: bool, device: torch.device, bucke
     return first + torch.where(away < exact, away, (exact + far.long()).clamp(max=count - 1))
 
 
+class InnerDropout(Dropout):
+    """Dropout between the matrices of an MLP, whose tensor ranks have their part of the inner width."""
+
+
+class DroppingMLP(MLP):
+    """An MLP that drops behind its activation, too, as T5's does."""
+
+    def __init__(self, c: ResolvedModelConfig, down_std: float):
+        super().__init__(c, down_std)
+        self.dropout = InnerDropout(c.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(self.activation(self.up(x))))
+
+
 class EncoderBlock(nn.Module):
     """[e, b, h] -> [e, b, h]."""
 
@@ -168,7 +183,7 @@ class EncoderBlock(nn.Module):
         self.attention_norm = norm(c)
         self.attention, self.attention_dropout = StackAttention(c, stack), Dropout(c.dropout)
         self.mlp_norm, self.mlp_dropout = norm(c), Dropout(c.dropout)
-        self.mlp = MLP(c, output_std(c, "down", c.ffn))
+        self.mlp = DroppingMLP(c, output_std(c, "down", c.ffn))
 
     def forward(self, x: Tensor, tables: Tensor | None = None) -> Tensor:
         return self._transformed(self._attended(x, tables))

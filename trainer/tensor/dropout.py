@@ -118,13 +118,25 @@ class MatrixInputMask:
 
     def of(self, x: Tensor, stamp: Tensor) -> Tensor:
         """Returns 0 or 1 / (1 - p), of the shape of x."""
-        length, batch, width = x.shape
-        first, parts = (self.region.group.index * width, self.region.group.size) if self.columns_split else (0, 1)
-        columns = torch.arange(first, first + width, device=x.device)
         with self.noise.at_stamp(stamp):
-            sequence = places(self.region.whole_runs(length), x.device), self.region.length(length)
-            kept = self.noise.kept(self.site, self.p, ((rows(self.noise, batch, x.device), 1), sequence, (columns, width * parts)))
-        return kept.transpose(0, 1).to(x.dtype) / (1 - self.p)
+            kept = kept_inputs(x, self.p, self.site, self.noise, self.region, self.columns_split)
+        return kept.to(x.dtype) / (1 - self.p)
+
+
+class ColumnDropout(HiddenDropout):
+    """Dropout of the input [s, b, in] of a row layer, of which this rank has its columns, whole along the sequence."""
+
+    def kept(self, x: Tensor) -> Tensor:
+        return kept_inputs(x, self.p, self.site, self.noise, self.region, columns_split=True)
+
+
+def kept_inputs(x: Tensor, p: float, site: str, noise: Noise, region: Region, columns_split: bool) -> Tensor:
+    """Returns the mask of the input x [s, b, in] of a matrix, whole along the sequence; ``columns_split``: of this rank's columns of it."""
+    length, batch, width = x.shape
+    first, parts = (region.group.index * width, region.group.size) if columns_split else (0, 1)
+    columns = torch.arange(first, first + width, device=x.device)
+    sequence = places(region.whole_runs(length), x.device), region.length(length)
+    return noise.kept(site, p, ((rows(noise, batch, x.device), 1), sequence, (columns, width * parts))).transpose(0, 1)
 
 
 class ShardedAttentionDropout(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.comm.collectives import Group
 from trainer.models.attention import AttentionCore, AttentionDropout, Rotary
-from trainer.models.encoder_decoder import Entry
+from trainer.models.encoder_decoder import Entry, InnerDropout
 from trainer.models.experts import ExpertLinear, MixtureOfExperts, Router
 from trainer.models.latent import MultiHeadLatentAttention
 from trainer.models.layers import Dropout, Linear, ParameterModule, ParameterSpec, PositionEmbedding, TokenEmbedding, WidthNorm
@@ -21,7 +21,7 @@ from trainer.shared.parallel.placement import Partial, counts, local_part, resol
 from trainer.state.parameters import ModelParameter, ParameterRecord
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.context import ContextExchange, HeadExchange
-from trainer.tensor.dropout import HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
+from trainer.tensor.dropout import ColumnDropout, HiddenDropout, MatrixInputMask, Noise, ShardedAttentionDropout
 from trainer.tensor.eight_bits import EightBitProduct
 from trainer.tensor.entered import EnteredHeads
 from trainer.tensor.experts import ExpertBalance, ExpertDispatcher, ShardedExpertLinear, ShardedRouter
@@ -77,6 +77,8 @@ class Parallelizer:
                     part.runs = self.region.whole_runs
                 elif isinstance(part, Prompts):
                     part.runs = self.region.runs
+                elif isinstance(part, InnerDropout) and part.p:
+                    _set(model, path, ColumnDropout(part.p, path, self.noise, self.region))
                 elif type(part) is Dropout and part.p:
                     _set(model, path, HiddenDropout(part.p, path, self.noise, self.region))
         for name, part in list(model.named_children()):

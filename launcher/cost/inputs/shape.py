@@ -135,6 +135,7 @@ class Shape:
     crossing: Array = 0  # tokens of that
     bidirectional: bool = False  # a token sees those behind it, too
     buckets: Array = 0  # rows of the table of biases by distance, one for each stack; 0: scores have none
+    inner_dropout: bool = False  # T5 drops between the matrices of an MLP, where a trainer does so, too
 
     @classmethod
     def of(cls, model: ModelConfig, tune: TuneConfig | None = None) -> Shape:
@@ -151,6 +152,7 @@ class Shape:
             experts=_experts(model),
             latent=_latent(model),
             dropout=model.dropout > 0,
+            inner_dropout=model.dropout > 0 and model.encoder_layers > 0,
             fused_attention=model.attention == "fused",
             frozen=tune is not None and tune.method != "full",
             adapted=tuple(ADAPTED[target] for target in tune.targets) if tune is not None and tune.method == "lora" else (),

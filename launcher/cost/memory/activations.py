@@ -14,7 +14,7 @@ import numpy as np
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.shape import Array
 from launcher.cost.time.attention import FLASH, across, in_blocks, kernel, score_count
-from launcher.cost.time.pointwise import inner_width
+from launcher.cost.time.pointwise import drops_inside, inner_width
 
 COLUMNS = 8
 """By which queries and keys are wider where they carry ALiBi (``trainer.models.attention.Alibi``)."""
@@ -337,8 +337,10 @@ def dispatched(case: Case) -> Array:
 
 
 def dropped(case: Case) -> Array:
-    """Masks of the two residual dropouts."""
-    return 2 * rows(case) if case.shape.dropout else np.zeros_like(case.tokens)
+    """Masks of the dropouts of branches, and of the MLP's inner width."""
+    s = case.shape
+    inside = case.tokens * inner_width(case) / case.tensor if drops_inside(case) else np.zeros_like(case.tokens)
+    return inside + (s.added_to_residual * rows(case) if s.dropout else 0.0)
 
 
 def _every_second_product(case: Case) -> Array:

@@ -45,7 +45,8 @@ def seconds(case: Case) -> ForwardBackward:
     for way in (0, 1):
         added = passes.residual[way] + s.output_biases / 2 * passes.bias[way] + s.dropout * passes.dropout[way]
         hidden = rows * s.hidden * (s.block_norms * norm[way] + s.added_to_residual * added) + normed * norm[way]
-        inner = case.tokens * inner_width(case) / case.tensor * (passes.gate if s.gated else passes.activation)[way]
+        each = (passes.gate if s.gated else passes.activation)[way] + drops_inside(case) * passes.dropout[way]
+        inner = case.tokens * inner_width(case) / case.tensor * each
         turned = case.tokens * turning_width(case) / case.tensor * passes.rotary[way] if s.rotary else 0.0
         times.append((hidden + inner + turned + sorted_tokens(case)) * case.width / (case.device.bandwidth * case.constants.bandwidth))
     return times[0], times[1]
@@ -73,6 +74,11 @@ def turning_width(case: Case) -> Array:
     """Width of queries and keys that turns with positions."""
     s = case.shape
     return s.query_width + s.kv_width if s.latent is None else 2 * s.heads * s.latent.rotary
+
+
+def drops_inside(case: Case) -> bool:
+    """Returns whether there is dropout between the matrices of an MLP."""
+    return case.shape.inner_dropout and case.trainer.kernels.mlp_dropout
 
 
 def inner_width(case: Case) -> Array:

@@ -13,6 +13,7 @@ from trainer.shared.run.rules import check_model, resolve_model
 def check(config: Config) -> None:
     """Raises ``ConfigError`` for a workload or limits that contradict each other, the engine, the model or the cluster."""
     check_model(config.model)
+    _check_stacks(config)
     _check_workload(config)
     _check_formats(config)
     check_lines(config.engine)
@@ -23,6 +24,14 @@ def check(config: Config) -> None:
             "one line, or leave it out for MODEL"
         )
     _check_lengths(config)
+
+
+def _check_stacks(config: Config) -> None:
+    if resolve_model(config.model).encoder_layers:
+        raise ConfigError(
+            f"task=inference predicts and measures models of one stack, and model.family={config.model.family} has an encoder; "
+            "choose a layout for it by hand: trireme serve and generate take any"
+        )
 
 
 def _check_workload(config: Config) -> None:

@@ -11,8 +11,10 @@ from launcher.config import Config
 from launcher.config.rules import with_paths
 from launcher.stages import predicted
 from launcher.stages.stage import PlannedStage, Stage, StagePlan
+from trainer.shared.corpora.index import given_tokenizer
 from trainer.shared.corpora.sources import open_source
 from trainer.shared.records.artifacts import ArtifactKind
+from trainer.shared.records.named_tokens import tokenizer_digest
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import key
@@ -42,7 +44,12 @@ class PrepareStage(Stage):
         if config.data.kind != "corpus":
             raise ConfigError(f"data.kind={config.data.kind} has nothing to prepare; name a source, as data: stdlib does")
         content = {name: value for name, value in to_dict(config.data).items() if name not in ("path", "held_out")}
-        source = open_source(config.data)
+        source, tokenizer = open_source(config.data), given_tokenizer(config.data)
+        if tokenizer is None:
+            del content["tokenizer"]
+        else:
+            content["tokenizer"] = tokenizer_digest(tokenizer)
+            del content["vocab"]
         content["files"], size = source.fingerprint(), source.total_bytes
         planned, seconds = super().plan(config, before), predicted.of_preparation(size)
         return dataclasses.replace(planned, content=content, settings={}, predicted_s=seconds, source_bytes=size)

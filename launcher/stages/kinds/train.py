@@ -17,7 +17,7 @@ from launcher.stages import predicted
 from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage, Stage, StagePlan, check_tokenizer
 from launcher.trials.identity import NEWER_THAN_STAGES, leave_out, model_content
 from trainer.shared.corpora.examples import check_examples
-from trainer.shared.corpora.index import TOKENIZER, check_corpus
+from trainer.shared.corpora.index import TOKENIZER, check_corpus, check_sentinels, given_tokenizer, size_of, words_of
 from trainer.shared.records.artifacts import CHECKPOINTS, ArtifactKind
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten, to_dict
@@ -67,7 +67,7 @@ class RunStage(Stage):
         content["model"] = model_content(content["model"])
         leave_out(content, NEWER_THAN_STAGES)
         del content["tracking"], content["requests"]
-        for name in ("path", "source", "pattern", "text_key", "vocab"):
+        for name in ("path", "source", "pattern", "text_key", "vocab", "tokenizer"):
             del content["data"][name]
         del content["run"]["checkpoint"]["dir"], content["tune"]["base"]
         if config.data.kind == "instructions":
@@ -198,7 +198,15 @@ def _check_corpus(source: str, config: Config, before: Mapping[str, PlannedStage
         check_corpus(dataclasses.replace(config.data, path=source), config.model)
         return
     data, model = made.config.data, config.model
-    if data.vocab > model.vocab:
+    if (tokenizer := given_tokenizer(data)) is not None:
+        words = size_of(words_of(tokenizer) or {})
+        if words > model.vocab:
+            raise ConfigError(
+                f"model.vocab={model.vocab} is smaller than the {words} tokens of data.tokenizer={data.tokenizer} of stage "
+                f"{made.stage.name}; set model.vocab={words} or more"
+            )
+        check_sentinels(tokenizer, words, model)
+    elif data.vocab > model.vocab:
         raise ConfigError(
             f"model.vocab={model.vocab} is smaller than data.vocab={data.vocab} of stage {made.stage.name}; set one of them to the other"
         )
@@ -211,11 +219,22 @@ def _check_spelling(model: str, text: str, trained: str | None, before: Mapping[
     if trained is None:
         raise ConfigError(f"inputs.model={model} was trained on another text than this; evaluate it by tasks, as tasks: [prose]")
     made = [before.get(name) for name in (trained, text)]
-    files = [(Path(name) if item is None else item.artifact_folder) / TOKENIZER for name, item in zip((trained, text), made)]
+    files = [_tokenizer(name, item) for name, item in zip((trained, text), made)]
     known = [file.read_bytes() for file in files if file.is_file()]
-    if trained == text or (len(known) == 2 and known[0] == known[1]) or all(i and i.config.data.vocab <= BYTES_ONLY for i in made):
+    if trained == text or (len(known) == 2 and known[0] == known[1]) or all(map(_spells_bytes, made)):
         return
     raise ConfigError(
         f"inputs.data={text} has not the tokenizer of {trained}, with which {model} is trained; evaluate on {trained}, "
         "with data.held_out, or prepare both texts together"
     )
+
+
+def _tokenizer(name: str, item: PlannedStage | None) -> Path:
+    """Returns the tokenizer of a corpus: where it will be made, or the one that it is given."""
+    if item is None:
+        return Path(name, TOKENIZER)
+    return given_tokenizer(item.config.data) or item.artifact_folder / TOKENIZER
+
+
+def _spells_bytes(item: PlannedStage | None) -> bool:
+    return item is not None and item.config.data.tokenizer is None and item.config.data.vocab <= BYTES_ONLY

@@ -17,7 +17,7 @@ DEFECTS = [
     Defect(
         "where a corpus lies makes it another one",
         TRAIN,
-        'for name in ("path", "source", "pattern", "text_key", "vocab"):',
+        'for name in ("path", "source", "pattern", "text_key", "vocab", "tokenizer"):',
         'for name in ("source", "pattern", "text_key", "vocab"):',
         "tests/stages/test_stage_identity.py",
     ),

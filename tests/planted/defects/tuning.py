@@ -52,7 +52,7 @@ DEFECTS = [
     Defect(
         "each tensor rank drops the inputs of the first columns",
         "trainer/tensor/dropout.py",
-        "first, parts = (self.region.group.index * width, self.region.group.size) if self.columns_split else (0, 1)",
+        "first, parts = (region.group.index * width, region.group.size) if columns_split else (0, 1)",
         "first, parts = (0, self.region.group.size) if self.columns_split else (0, 1)",
         LAYOUTS,
     ),

@@ -1,10 +1,10 @@
 """The index of a prepared corpus folder, as `trireme prepare` wrote it, read back and checked. No torch, no numpy.
 
-A prepared folder holds ``tokenizer.json`` (byte-level BPE), ``tokens.bin`` (all documents' token ids, each followed by the end token),
-``documents.npy`` (the start of each document, int64, one more entry than documents) and ``index.json``, this index. The launcher checks it
-before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared with ``sample`` when a training
-begins, once per node: all of a file of up to 16 MiB, 256 spread blocks of a larger one, so that the cost does not grow with the corpus.
-``sha256``, of the whole file, is the corpus's name: checkpoints record it.
+A prepared folder holds ``tokenizer.json`` (byte-level BPE, or the user's), ``tokens.bin`` (all documents' token ids, each followed by the
+end token), ``documents.npy`` (the start of each document, int64, one more entry than documents) and ``index.json``, this index. The
+launcher checks it before it submits anything, the trainer when it opens the data. The content of ``tokens.bin`` is compared with
+``sample`` when a training begins, once per node: all of a file of up to 16 MiB, 256 spread blocks of a larger one, so that the cost does
+not grow with the corpus. ``sha256``, of the whole file, is the corpus's name: checkpoints record it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.schema import DataConfig, ModelConfig
-from trainer.shared.run.spans import SENTINELS, SHORTEST, masked, raw_tokens, text_seq, written_of, written_tokens
+from trainer.shared.run.spans import SENTINEL, SENTINELS, SHORTEST, masked, raw_tokens, text_seq, written_of, written_tokens
 
 FORMAT = 2
 SAMPLE_BLOCKS, SAMPLE_BLOCK_BYTES = 256, 2**16
@@ -64,7 +64,8 @@ def check_corpus(data: DataConfig, model: ModelConfig) -> CorpusIndex | None:
     if index.vocab > model.vocab:
         raise ConfigError(
             f"model.vocab={model.vocab} is smaller than the {index.vocab} tokens of the tokenizer in data.path={data.path}; "
-            f"set model.vocab={index.vocab} or more, or prepare the data again with data.vocab={model.vocab}"
+            f"set model.vocab={index.vocab} or more, or prepare the data again with "
+            + ("a smaller data.tokenizer" if "tokenizer" in index.settings else f"data.vocab={model.vocab}")
         )
     if index.tokens < text_seq(model) + 1:
         raise ConfigError(
@@ -90,18 +91,50 @@ def _check_spans(data: DataConfig, model: ModelConfig, index: CorpusIndex) -> No
             if longest
             else f"model.seq={model.seq} leaves no room for a token, a sentinel and the end token; use {SHORTEST} or more"
         )
-    known = words_of(Path(data.path) / TOKENIZER) or {}
-    needed = index.vocab if "<extra_id_0>" in known else index.vocab + SENTINELS
-    if model.vocab < needed:
-        raise ConfigError(
-            f"model.vocab={model.vocab} has no room for the {SENTINELS} sentinels of span corruption behind the {index.vocab} tokens of "
-            f"the tokenizer in data.path={data.path}; set model.vocab={needed} or more"
-        )
+    check_sentinels(Path(data.path) / TOKENIZER, index.vocab, model)
     if model.decoder_seq and model.decoder_seq < (written := written_tokens(model.seq)):
         raise ConfigError(
             f"model.decoder_seq={model.decoder_seq} is less than the {written} tokens that span corruption of model.seq={model.seq} leaves "
             f"to be written; set model.decoder_seq={written}, or leave it out"
         )
+
+
+def check_sentinels(tokenizer: Path, words: int, model: ModelConfig) -> None:
+    """Raises ``ConfigError`` unless a tokenizer.json of so many tokens has all sentinels, or none and a model with an encoder has room for
+    them behind its words."""
+    known = words_of(tokenizer) or {}
+    own = sum(SENTINEL.format(number) in known for number in range(SENTINELS))
+    if written_of(model) is None or own == SENTINELS:
+        return
+    named = f"{SENTINEL.format(0)} to {SENTINEL.format(SENTINELS - 1)}"
+    if own:
+        raise ConfigError(
+            f"the tokenizer {tokenizer} has {own} of the {SENTINELS} sentinels of span corruption, {named}; use one with all of them, or "
+            "with none: then they are numbered behind its words"
+        )
+    if model.vocab < words + SENTINELS:
+        raise ConfigError(
+            f"model.vocab={model.vocab} has no room for the {SENTINELS} sentinels of span corruption behind the {words} tokens of "
+            f"the tokenizer {tokenizer}; set model.vocab={words + SENTINELS} or more, or use a tokenizer with the words {named}"
+        )
+
+
+def given_tokenizer(data: DataConfig) -> Path | None:
+    """Returns the tokenizer.json that text is prepared with; None where one is trained. Raises ``ConfigError`` if it is not there or has no
+    words."""
+    if data.tokenizer is None:
+        return None
+    given = Path(data.tokenizer)
+    file = given / TOKENIZER if given.is_dir() else given
+    if not words_of(file):
+        flaw = "has no vocabulary in it" if file.is_file() else "does not exist"
+        raise ConfigError(f"data.tokenizer={data.tokenizer}: {file} {flaw}; give a whole {TOKENIZER} or a folder with one")
+    return file
+
+
+def size_of(words: dict[str, int]) -> int:
+    """Returns how many numbers the words of a tokenizer take."""
+    return max(words.values(), default=-1) + 1
 
 
 def windows(index: CorpusIndex, seq: int, data: DataConfig) -> tuple[int, int]:
@@ -235,7 +268,7 @@ def _parse(record: Any) -> CorpusIndex | None:
 def prepare_command(data: DataConfig) -> str:
     """Returns the command line that prepares ``data``, as a person would type it."""
     words = []
-    for name in ("source", "path", "pattern", "text_key", "vocab"):
+    for name in ("source", "path", "pattern", "text_key", "vocab", "tokenizer"):
         value = getattr(data, name)
         if value != getattr(DataConfig(), name):
             words.append(shlex.quote(f"data.{name}={value}"))

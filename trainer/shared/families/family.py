@@ -118,6 +118,8 @@ class ReferenceModel:
     hidden: int
     heads: int
     lr: float
+    ffn: int | None = None  # None: by the family's rule
+    head_width: int | None = None  # None: heads are together as wide as the model
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class FamilyDefaults:
     weight_decay: float = 0.1
     warmup_tokens: float | None = None  # None: 0.15 % of all steps
     constant_end: float = 0.0  # part of a run at the final learning rate
-    ffn_multiple: int | None = None  # SwiGLU: 8/3 hidden rounded up to a multiple of this; None: 4 hidden
+    ffn_multiple: int | None = None  # gated: 8/3 hidden, or the models' own share, rounded up to a multiple of this; None: 4 hidden
+    seq: int = 2048
     grouped_above: float | None = None  # parameters above which a model has 8 key/value heads; None: one per head in all
 
 

@@ -1,13 +1,16 @@
 """T5: Raffel et al. 2020 (arXiv 1910.10683); its version 1.1 and mT5 (Shazeer 2020, arXiv 2002.05202; Xue et al. 2021, arXiv 2010.11934).
 
 The defaults are those of 1.1 and mT5: a gated MLP and a head of its own. The first version has ``activation=relu`` and ``tied=true``.
+
+Published models: those of 1.1, and with the same network the NeMo launcher's 23B and 41B; learning rates and batches are the launcher's,
+for AdamW. Blocks are those of both stacks.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from trainer.shared.families.family import ConfigKey, Family, HubFormat
+from trainer.shared.families.family import ConfigKey, Family, FamilyDefaults, HubFormat, ReferenceModel
 from trainer.shared.families.parts import Config, ConfigPart, NotUnderstood, unread, whole
 
 MULTILINGUAL = "mt5"
@@ -116,5 +119,23 @@ FAMILY = Family(
         ungated="wi",
         forms={"attention.qkv": "by kind", "cross.kv": "keys and values", "mlp.up": "stacked"},
         computed=("embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight"),
+    ),
+    published=FamilyDefaults(
+        models=(
+            ReferenceModel("small", 16, 512, 6, 1e-4, ffn=1024, head_width=64),
+            ReferenceModel("base", 24, 768, 12, 1e-4, ffn=2048),
+            ReferenceModel("large", 48, 1024, 16, 1e-4, ffn=2816),
+            ReferenceModel("xl", 48, 2048, 32, 1e-4, ffn=5120),
+            ReferenceModel("xxl", 48, 4096, 64, 1e-4, ffn=10240),
+            ReferenceModel("23B", 72, 5120, 80, 1e-4, ffn=10880),
+            ReferenceModel("41B", 96, 6144, 96, 1e-4, ffn=10880),
+        ),
+        vocab=32128,
+        batch_tokens=((2e8, 1.05e6), (1e11, 1.0e6)),
+        dropout=0.1,
+        weight_decay=0.01,
+        warmup_tokens=1e10,
+        ffn_multiple=64,
+        seq=512,
     ),
 )

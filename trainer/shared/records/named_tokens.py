@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,6 +40,12 @@ def decoder_start(places: Iterable[Path]) -> int | None:
     said = [_read(place / name).get(DECODER_START) for place in places for name in (GENERATION, MODEL_CONFIG)]
     named = next((token for token in said if type(token) is int), named_tokens(places).get("pad_token_id"))
     return named if type(named) is int else None
+
+
+def tokenizer_digest(file: Path) -> str:
+    """Returns the SHA-256 of a tokenizer.json and of what files beside it name. Raises ``ConfigError`` as ``named_tokens``."""
+    named = json.dumps([named_tokens([file.parent]), decoder_start([file.parent])], sort_keys=True)
+    return hashlib.sha256(file.read_bytes() + named.encode()).hexdigest()
 
 
 def _numbers(settings: dict[str, Any], tokenizer: Path) -> dict[str, Any]:

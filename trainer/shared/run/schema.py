@@ -232,6 +232,7 @@ class DataConfig:
     task: Optional[str] = key(None, "instructions: the field that holds the number of an example's task, from 0 (tune.tasks); null = there is one")
     pack: bool = key(False, "instructions: as many examples in a row as fit, each at position 0 and blind to the others")
     held_out: float = key(0.0, "share of the corpus, at its end, that is not trained on and that 'evaluate' reads; below 1", minimum=0)
+    tokenizer: Optional[str] = key(None, "prepare: a tokenizer.json, or a folder with one, whose words text is written in; null = a BPE is trained")
 
 
 @dataclass

@@ -11,6 +11,8 @@ NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
 """Share of tokens that are masked, and the mean length of a masked span: those of T5 and mT5."""
 SENTINELS = 100
 """Tokens that stand for a span each."""
+SENTINEL = "<extra_id_{}>"
+"""Word of a sentinel in the tokenizers of T5 and mT5; where a tokenizer has none, sentinels are numbered behind its words."""
 SHORTEST = 3
 """The shortest sequence with a token, a sentinel and the end token."""
 
