@@ -530,8 +530,8 @@ def _check_expert_split(model: ModelConfig, layout: LayoutConfig) -> None:
         )
     width = experts.ffn or model.ffn or 0
     if width % layout.expert_tensor:
-        allowed, key = listed(d for d in divisors(width) if d <= 64), "experts.ffn" if experts.ffn else "ffn"
-        raise ConfigError(f"layout.expert_tensor={layout.expert_tensor} does not divide model.{key}={width}, an expert's; use {allowed}")
+        allowed = listed(d for d in divisors(width) if d <= 64)
+        raise ConfigError(f"layout.expert_tensor={layout.expert_tensor} does not divide model.experts.ffn={width}; use {allowed}")
     if experts.count % layout.expert:
         allowed = listed(d for d in divisors(experts.count) if d <= 64)
         raise ConfigError(f"layout.expert={layout.expert} does not divide model.experts.count={experts.count}; use {allowed}")
