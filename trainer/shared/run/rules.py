@@ -249,7 +249,8 @@ def _check_own_experts(config: ResolvedTrainConfig) -> None:
     for (name, ranks), (unit, size) in itertools.product(axes, near.items()):
         if size % ranks and ranks % size:
             raise ConfigError(
-                f"{name}={ranks} neither divides {unit}={size} nor is a multiple of it; use {size}, a divisor or a multiple of it, or {unit}=1"
+                f"{name}={ranks} neither divides {unit}={size} nor is a multiple of it; use {size}, a divisor or a multiple of it, or "
+                f"{unit}=1"
             )
     if config.run.task in ("generate", "inference") and layout.tensor % folded_experts(layout):
         raise ConfigError(
