@@ -54,8 +54,8 @@ def expressible(found: Space, trainer: TrainerProfile) -> Space:
 
 
 def within_told(limits: SpaceConfig, trainer: TrainerProfile) -> SpaceConfig:
-    """Sets to 1 the limits of ``FURTHER_AXES`` that ``trainer`` has no option for, so that they are not enumerated. The profile of a trainer
-    that is only predicted lists its options as well."""
+    """Sets to 1 the limits of ``FURTHER_AXES`` that ``trainer`` has no option for, so that they are not enumerated. The profile of one
+    that is only predicted lists its options, too."""
     if trainer.embedded:
         return limits
     told = mentioned(trainer.launch).keys()

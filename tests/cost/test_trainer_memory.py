@@ -129,7 +129,9 @@ def some(names: Iterable[str], gate: set[str]) -> list[Any]:
     return [pytest.param(name, marks=[] if name in gate else pytest.mark.campaign("layouts")) for name in names]
 
 
-@pytest.mark.parametrize("name", some(MIXTURES, {"two of four", "over data ranks", "cut over data ranks", "sharded gradients", "sharded parameters"}))
+@pytest.mark.parametrize(
+    "name", some(MIXTURES, {"two of four", "over data ranks", "cut over data ranks", "sharded gradients", "sharded parameters"})
+)
 def test_a_mixture_keeps_the_bytes_that_are_predicted(name: str, farm: Farm) -> None:
     experts, layout = MIXTURES[name]
     mixture = {"count": 4, "active": 2, "ffn": 128} | experts

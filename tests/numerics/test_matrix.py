@@ -212,9 +212,7 @@ NAMED = {
         {"family": "llama", "layers": 1, "experts": {"count": 2, "ffn": 8}},
         optimizer={"kind": "muon"},
     ),
-    "targets that only one context rank has": Case(
-        {"context": 2}, {"layers": 1, "vocab": 300, "seq": 24}, data={"kind": "instructions"}
-    ),
+    "targets that only one context rank has": Case({"context": 2}, {"layers": 1, "vocab": 300, "seq": 24}, data={"kind": "instructions"}),
     "gathered weights of experts whose storage another block takes": Case(
         {"data": 2, "expert": 2, "schedule": "zero_bubble", "sharding": sharded(2, 2, 2)},
         {"family": "llama", "layers": 4, "experts": {"count": 4, "ffn": 8}},

@@ -112,7 +112,10 @@ def test_an_exchange_sends_what_the_formula_says(layout: dict[str, Any], farm: F
         assert over == {"all_gather": None, "reduce_scatter": None}
         return
     chosen = tokens * EXPERTS["active"] * 8
-    for way, calls, elements in (("all_gather", 4, 2 * tokens * hidden * 8 + 2 * chosen), ("reduce_scatter", 3, 2 * tokens * hidden * 8 + chosen)):
+    for way, calls, elements in (
+        ("all_gather", 4, 2 * tokens * hidden * 8 + 2 * chosen),
+        ("reduce_scatter", 3, 2 * tokens * hidden * 8 + chosen),
+    ):
         assert over[way]["calls"] == steps * 2 * micro_batches * calls
         assert over[way]["payload_bytes"] == steps * 2 * elements
 
