@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.layers import ACTIVATIONS, MLP, Init, Linear, ParameterModule, ParameterSpec
-from trainer.shared.parallel.placement import FOLDED, Partial, Replicate, Shard
+from trainer.shared.parallel.placement import FOLDED, Partial, Placement, Replicate, Shard
 from trainer.shared.run.schema import ExpertsConfig, ResolvedModelConfig
 
 SMALLEST = 1e-20
@@ -106,7 +106,7 @@ class ExpertLinear(ParameterModule):
 
     def __init__(self, count: int, inputs: int, outputs: tuple[int, ...], std: float, width: int):
         super().__init__()
-        placement = {"expert": Shard(0), "expert_tensor": Shard(width), FOLDED: Replicate()}
+        placement: Placement = {"expert": Shard(0), "expert_tensor": Shard(width), FOLDED: Replicate()}
         self.own("weight", (count, *outputs, inputs), ParameterSpec(Init(std), "matrices", placement))
 
     def forward(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:

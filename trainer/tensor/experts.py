@@ -67,7 +67,9 @@ class ExpertDispatcher(Dispatcher):
         return _Gathered.apply(tokens, shares), shares.gather(choice.experts), _Gathered.apply(choice.weights, shares)
 
     def summed(self, y: Tensor, x: Tensor) -> Tensor:
-        return y if self.cut.size == 1 else _Summed.apply(y, self._shares(x))  # type: ignore[no-any-return]
+        if self.cut.size > 1:
+            y = _Summed.apply(y, self._shares(x))
+        return y
 
     def _shares(self, x: Tensor) -> Shares:
         """Returns the tokens of each rank of ``cut``, whose x is as long. Tensor ranks are neighbours there, too."""

@@ -261,6 +261,8 @@ def _cut_expert_seconds(case: Case) -> Array:
     if not case.trainer.memory.whole_experts:
         return np.zeros_like(case.tokens)
     machine, tokens = (case.device, case.constants, case.expert_tensor_group), case.tokens / case.expert_split
-    payload = tokens * case.shape.hidden * case.width
-    routed = [collectives.all_gather(*machine, tokens * case.shape.experts.active * size) for size in (8, 4)]
-    return sum(routed, collectives.all_gather(*machine, payload) + collectives.reduce_scatter(*machine, payload))
+    payload, chosen = tokens * case.shape.hidden * case.width, tokens * case.shape.experts.active
+    seconds = collectives.reduce_scatter(*machine, payload)
+    for gathered in (payload, 8 * chosen, 4 * chosen):
+        seconds = seconds + collectives.all_gather(*machine, gathered)
+    return seconds
