@@ -14,7 +14,8 @@ def layout_label(layout: Mapping[str, Any]) -> str:
         return "-"
     pipeline, virtual = layout.get("pipeline", 1), layout.get("virtual_pipeline", 1)
     words = [f"t{layout.get('tensor', 1)}", f"p{pipeline}" + (f"x{virtual}" if virtual > 1 else ""), f"d{layout.get('data') or '?'}"]
-    words += [f"{letter}{layout[axis]}" for letter, axis in (("c", "context"), ("e", "expert")) if layout.get(axis, 1) > 1]
+    further = {"c": "context", "e": "expert", "et": "expert_tensor"}
+    words += [f"{letter}{layout[axis]}" for letter, axis in further.items() if layout.get(axis, 1) > 1]
     words.append(f"mb{layout.get('micro_batch', 1)}")
     if pipeline > 1:
         words.append(str(layout.get("schedule", "1f1b")).replace("_", "-"))

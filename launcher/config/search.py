@@ -20,6 +20,7 @@ class SpaceConfig:
         None, "largest context degree; null = powers of two that leave each rank 4,096 tokens of a sequence, if the trainer can be told", minimum=1
     )
     max_expert: Optional[int] = key(None, "largest expert degree; null = model.experts.count, if the trainer can be told", minimum=1)
+    max_expert_tensor: Optional[int] = key(None, "most parts of an expert's width; null = none, or those of a node, if the trainer can be told", minimum=1)
     max_slices: Optional[int] = key(
         None, "most slices of a sequence; null = powers of two that leave each 4,096 tokens, if the trainer can be told", minimum=1
     )

@@ -97,7 +97,7 @@ class MemoryProfile:
     live_parameters: Optional[float] = key(None, "most sharded parameters that are gathered at a time; null = no limit", minimum=0)
     late_gradients: bool = key(False, "backward allocates gradient shards while it frees the stored inputs of blocks")
     keeps_expert_outputs: bool = key(False, "outputs of experts stay for the gradients of their weights, with what names their order")
-    whole_experts: bool = key(False, "tensor ranks have different experts, each of them whole; false: every expert is cut over them")
+    whole_experts: bool = key(False, "tensor ranks have different experts, each of them whole but for layout.expert_tensor; false: every expert is cut over them")
     optimizer_on_host: bool = key(False, "optimizer states live in host memory")
     host_layers: float = key(0, "blocks of the model whose saved activations travel to host memory and back", minimum=0)
     communicators: CommunicatorProfile = key(CommunicatorProfile, "communicators of a rank")

@@ -18,11 +18,11 @@ from launcher.planning.space import Space
 from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.schema import LayoutConfig
 
-FURTHER_AXES = ("context", "expert", "slices")
+FURTHER_AXES = ("context", "expert", "expert_tensor", "slices")
 """Axes that not every trainer has."""
 SLICED_APART = "trainer: slices keep keys and values on one rank, and context ranks share them"
 APART = "trainer: a sharding factor neither divides context nor is a multiple of it, and those ranks are apart"
-UNEVEN_EXPERTS = "trainer: expert neither divides tensor nor is a multiple of it"
+UNEVEN_EXPERTS = "trainer: expert or its parts neither divide tensor nor are a multiple of it"
 CUT_EXPERTS = "trainer: deals out experts to context and data ranks alone"
 
 
@@ -54,8 +54,8 @@ def expressible(found: Space, trainer: TrainerProfile) -> Space:
 
 
 def within_told(limits: SpaceConfig, trainer: TrainerProfile) -> SpaceConfig:
-    """Sets to 1 the limits of axes (context, expert, slices) that ``trainer`` has no option for, so that they are not enumerated. The
-    profile of a trainer that is only predicted lists its options as well."""
+    """Sets to 1 the limits of ``FURTHER_AXES`` that ``trainer`` has no option for, so that they are not enumerated. The profile of one
+    that is only predicted lists its options, too."""
     if trainer.embedded:
         return limits
     told = mentioned(trainer.launch).keys()
@@ -79,8 +79,11 @@ def folding(found: Space, trainer: TrainerProfile) -> Space:
         table = _kept(table, table["data"] * table["context"] % table["expert"] == 0, CUT_EXPERTS, dropped)
     if trainer.embedded:
         table = _kept(table, (table["slices"] == 1) | (table["context"] == 1), SLICED_APART, dropped)
-        tensor, expert = table["tensor"], table["expert"]
-        table = _kept(table, (tensor % expert == 0) | (expert % tensor == 0), UNEVEN_EXPERTS, dropped)
+        far = table["order"] != WORDS["order"].index("tensor-data-pipeline")
+        near = (table["tensor"], table["tensor"] * np.where(far, table["context"], 1))  # ranks further on may be a pipeline apart
+        parts = (table["expert_tensor"], table["expert_tensor"] * table["expert"])
+        even = np.all([(unit % ranks == 0) | (ranks % unit == 0) for ranks in parts for unit in near], axis=0)
+        table = _kept(table, even, UNEVEN_EXPERTS, dropped)
         context, factors = table["context"], (table[name] for name in ("params", "grads", "optimizer"))
         even = np.all([(factor % context == 0) | (context % factor == 0) for factor in factors], axis=0)
         table = _kept(table, even | (table["order"] == WORDS["order"].index("tensor-data-pipeline")), APART, dropped)

@@ -54,7 +54,7 @@ def from_layout(layout: LayoutConfig, wanted: Mapping[str, list[Any]]) -> dict[s
 def widen_space(wanted: Mapping[str, list[Any]], limits: SpaceConfig) -> SpaceConfig:
     """Replaces values of ``limits`` by those that ``wanted`` names, so that the space contains the requested layouts."""
     found: dict[str, Any] = {}
-    for name in ("tensor", "pipeline", "virtual_pipeline", "micro_batch", "context", "expert", "slices"):
+    for name in ("tensor", "pipeline", "virtual_pipeline", "micro_batch", "context", "expert", "expert_tensor", "slices"):
         if name in wanted:
             found[f"max_{name.removesuffix('_pipeline')}"] = max(wanted[name])
     if "schedule" in wanted:

@@ -11,7 +11,7 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten, from_dict, to_dict
 from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, LayoutConfig
 
-DEGREES = {"t": "tensor", "d": "data", "c": "context", "e": "expert", "mb": "micro_batch", "s": "slices"}
+DEGREES = {"t": "tensor", "d": "data", "c": "context", "e": "expert", "et": "expert_tensor", "mb": "micro_batch", "s": "slices"}
 
 
 def name_of(layout: LayoutConfig) -> str:
@@ -54,7 +54,7 @@ def _meaning(word: str, name: str) -> dict[str, Any]:
         return {"schedule": schedule}
     if found := re.fullmatch(r"p(\d+)(?:x(\d+))?", word):
         return {"pipeline": int(found[1]), "virtual_pipeline": int(found[2] or 1)}
-    if found := re.fullmatch(r"(mb|t|d|c|e|s)(\d+)", word):
+    if found := re.fullmatch(r"(mb|et|t|d|c|e|s)(\d+)", word):
         return {DEGREES[found[1]]: int(found[2])}
     if found := re.fullmatch(r"every-(\d+)", word):
         return {"recompute_every": int(found[1])}

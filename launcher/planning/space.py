@@ -10,7 +10,7 @@ therefore never the fastest, and without them a space of five axes is predicted 
 every degree up to it. Slices of sequences are as long: twice as many divide the bubble of a pipeline again, and with shorter ones the time
 that they lose in kernels has been as long as that (published logs of arXiv 2406.03488: sequences of 32,768 tokens in 4 and in 8 slices,
 49,390 and 50,341 tokens a second). Expert degrees, as sharding factors, are those at which the speed of dispatch changes: none, a node,
-all experts.
+all experts. Likewise parts of experts: none, as many as ranks of a node.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ModelConfig, Resolve
 
 RULES = (
     "heads: tensor does not divide heads, kv_heads or ffn",
-    "experts: expert does not divide the experts, or tensor the shared ones",
+    "experts: expert does not divide the experts, expert_tensor their width, or tensor the shared ones",
     "context: 2 x context does not divide the sequence",
     "sequence: sequence parallelism does not divide the sequence",
     "layers: more stages than layers",
     "layers: stages do not divide the layers",
     "ranks: tensor x pipeline x context does not divide the cluster",
-    "fold: expert does not divide tensor x context x data",
+    "fold: expert x expert_tensor does not divide tensor x context x data",
     "schedule: interleaving needs a pipeline and more than one chunk, and they need interleaving",
     "slices: they need sliced_1f1b, which needs them, and no more of them than positions that tensor ranks share",
     "batch: micro_batch x data does not divide the global batch",
@@ -92,19 +92,22 @@ def violations(table: np.ndarray, model: ResolvedModelConfig, world_size: int, g
     ``model`` is resolved. A ``data`` degree of 0 stands for "does not divide the cluster".
     """
     tensor, pipeline, virtual, data = (table[name] for name in ("tensor", "pipeline", "virtual_pipeline", "data"))
-    context, expert, experts = table["context"], table["expert"], model.experts
+    context, expert, cut, experts = table["context"], table["expert"], table["expert_tensor"], model.experts
+    apart = (expert > 1) | (cut > 1)
     chunks, shared = pipeline * virtual, np.maximum(data * context, 1)
     slices, unit = table["slices"], np.where(table["sequence_parallel"], tensor, 1)
     split = [getattr(model, name) % tensor != 0 for name in ("heads", "kv_heads", "ffn")]
     broken = [
         split[0] | split[1] | split[2],
-        ((expert > 1) & (experts.count == 0)) | (experts.count % expert != 0) | (bool(experts.count) & (experts.shared_ffn % tensor != 0)),
+        np.where(
+            experts.count == 0, apart, (experts.count % expert != 0) | (model.expert_ffn % cut != 0) | (experts.shared_ffn % tensor != 0)
+        ),
         (context > 1) & (model.seq % (2 * context) != 0),
         table["sequence_parallel"] & ((model.seq // context % tensor != 0) | (model.decoder_seq % tensor != 0)),
         chunks > model.layers,
         (model.layers % chunks != 0) & (table["balance"] == EQUAL),
         (data < 1) | (tensor * pipeline * context * data > world_size),
-        tensor * shared % expert != 0,
+        tensor * shared % (expert * cut) != 0,
         ((table["schedule"] == INTERLEAVED) != (virtual > 1)) | ((virtual > 1) & (pipeline == 1)),
         ((table["schedule"] == SLICED) != (slices > 1)) | (slices * unit > model.seq),
         global_batch % np.maximum(table["micro_batch"] * data, 1) != 0,
@@ -149,6 +152,7 @@ def _skeletons(model: ResolvedModelConfig, cluster: ClusterConfig, global_batch:
         "micro_batch": [d for d in divisors(global_batch) if d <= limits.max_micro_batch],
         "context": _contexts(model, world, limits.max_context),
         "expert": _experts(model.experts.count, cluster.gpus_per_node, limits.max_expert),
+        "expert_tensor": _expert_parts(model, cluster.gpus_per_node, limits.max_expert_tensor),
     }
     grid = np.meshgrid(*axes.values(), indexing="ij")
     table = np.zeros(grid[0].size, LAYOUT_DTYPE)
@@ -192,6 +196,15 @@ def _experts(count: int, gpus_per_node: int, most: int | None) -> list[int]:
     if most is not None:
         return [d for d in divisors(max(count, 1)) if d <= most]
     return sorted({1, math.gcd(count, gpus_per_node), count}) if count else [1]
+
+
+def _expert_parts(model: ResolvedModelConfig, gpus_per_node: int, most: int | None) -> list[int]:
+    """Returns in how many parts to try to cut experts: all up to ``most`` if it is given; else whole, or over a node."""
+    if not model.experts.count:
+        return [1]
+    if most is not None:
+        return [d for d in divisors(model.expert_ffn) if d <= most]
+    return sorted({1, math.gcd(model.expert_ffn, gpus_per_node)})
 
 
 def _recomputes(limits: SpaceConfig) -> list[tuple[int, int]]:

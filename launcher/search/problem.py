@@ -121,7 +121,8 @@ def shrunk(case: Any, gpus_per_node: int, global_batch: int) -> tuple[np.ndarray
     table, full_fits = case.table, np.asarray(estimate(case).fits)
     small, step = table.copy(), np.zeros(len(table), dtype=int)
     folded = table["context"] * (table["tensor"] if case.trainer.memory.whole_experts else 1)
-    unit = table["expert"] // np.gcd(table["expert"], folded)  # replicas over which a set of experts is dealt out
+    experts = table["expert"] * table["expert_tensor"]
+    unit = experts // np.gcd(experts, folded)  # replicas over which a set of experts is dealt out
     rows = table[["tensor", "pipeline", "context", "data", *SHARDED]].tolist()
     ladders = [
         ladder(t * p * c, d, tuple(shards), gpus_per_node, c, u) for (t, p, c, d, *shards), u in zip(rows, unit.tolist(), strict=True)

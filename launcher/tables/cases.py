@@ -112,7 +112,7 @@ def layout_of(row: MeasuredRun) -> np.void:
     values["schedule"] = SCHEDULES.index(row.known("schedule"))
     values["recompute"] = RECOMPUTE.index(row.known("recompute"))
     values["balance"] = BALANCES.index(row.known("balance"))
-    values["slices"] = 1
+    values["slices"] = values["expert_tensor"] = 1
     values["recompute_layers"] = row.known("recompute_layers") or -1
     record = np.zeros(1, LAYOUT_DTYPE)[0]
     for name, value in values.items():

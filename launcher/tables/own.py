@@ -20,10 +20,11 @@ def own_row(
     source: str, config: TrainConfig, cluster: ClusterConfig, hardware: Mapping[str, HardwareConfig], measured: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns one trial as a row; ``measured`` has ``step_time_s``, ``peak_memory_gb`` and ``oom``. An explicit split, an order of ranks,
-    slices or offloaded states, which canonical columns lack, leave ``balance`` unknown."""
+    slices, parts of experts or offloaded states, which canonical columns lack, leave ``balance`` unknown."""
     shape, layout = Shape.of(config.model), config.layout
     name = next((stem for stem, device in hardware.items() if device.name == cluster.hardware.name), cluster.hardware.name)
-    plain = layout.stage_layers is None and layout.order == ORDER and layout.slices == 1 and not layout.sharding.offload
+    lacking = layout.slices > 1 or layout.expert_tensor > 1 or layout.sharding.offload
+    plain = layout.stage_layers is None and layout.order == ORDER and not lacking
     lora = config.tune.method == "lora"
     cells: dict[str, Any] = dict.fromkeys(COLUMNS) | {
         "source": source,

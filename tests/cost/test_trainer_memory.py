@@ -116,6 +116,9 @@ MIXTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recomputed": ({}, {"recompute": "full"}),
     "over tensor ranks": ({"forced": True}, {"tensor": 2, "expert": 2}),
     "over data ranks": ({"forced": True}, {"data": 2, "expert": 2}),
+    "cut over tensor ranks and dealt out to replicas": ({"forced": True}, {"tensor": 2, "data": 2, "expert_tensor": 2, "expert": 2}),
+    "cut over pieces of sequences": ({"forced": True}, {"tensor": 2, "sequence_parallel": True, "expert_tensor": 2}),
+    "cut over data ranks": ({}, {"data": 2, "expert_tensor": 2}),
     "sharded gradients": ({"forced": True}, {"data": 2, "sharding": {"params": 1, "grads": 2, "optimizer": 2}}),
     "sharded parameters": ({"forced": True}, {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}}),
 }
@@ -126,7 +129,9 @@ def some(names: Iterable[str], gate: set[str]) -> list[Any]:
     return [pytest.param(name, marks=[] if name in gate else pytest.mark.campaign("layouts")) for name in names]
 
 
-@pytest.mark.parametrize("name", some(MIXTURES, {"two of four", "over data ranks", "sharded gradients", "sharded parameters"}))
+@pytest.mark.parametrize(
+    "name", some(MIXTURES, {"two of four", "over data ranks", "cut over data ranks", "sharded gradients", "sharded parameters"})
+)
 def test_a_mixture_keeps_the_bytes_that_are_predicted(name: str, farm: Farm) -> None:
     experts, layout = MIXTURES[name]
     mixture = {"count": 4, "active": 2, "ffn": 128} | experts

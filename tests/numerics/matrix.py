@@ -356,7 +356,10 @@ def _with_experts(dice: random.Random, case: Case) -> Case:
         "balance_loss": dice.choice([0.0, 0.3]),
         "z_loss": dice.choice([0.0, 0.02]),
     }
-    return replace(case, layout=case.layout | {"expert": degree}, model=case.model | {"experts": experts}, precision="fp64")
+    width = experts["ffn"] or case.model.get("ffn", 1)
+    cut = dice.choice([1, *(n for n in range(2, folded // degree + 1) if folded // degree % n == 0 and width % n == 0)])
+    layout = case.layout | {"expert": degree, "expert_tensor": cut}
+    return replace(case, layout=layout, model=case.model | {"experts": experts}, precision="fp64")
 
 
 def _with_encoder(dice: random.Random, case: Case) -> Case:
@@ -625,8 +628,12 @@ def _traits_of_experts(case: Case) -> dict[str, Any]:
     experts, layout = case.model.get("experts"), case.layout
     if experts is None:
         return {}
-    degree, alike = layout["expert"], layout["tensor"] * layout.get("context", 1) * layout["data"] // layout["expert"]
+    degree, cut, tensor = layout["expert"], layout["expert_tensor"], layout["tensor"]
+    alike = tensor * layout.get("context", 1) * layout["data"] // degree // cut
     return {
+        "experts cut": (cut > 1, cut > tensor, degree > 1, tensor > 1 and (cut < tensor, layout["sequence_parallel"])),
+        "cut experts": cut > 1 and (layout["pipeline"] > 1, layout["recompute"], experts["shared_ffn"] > 0),
+        "cut experts alike": cut > 1 and (alike > 1, layout["sharding"]["params"] > 1, layout["sharding"]["optimizer"] > 1),
         "experts over": (degree > 1, layout["tensor"] > 1, layout["sequence_parallel"], layout["data"] > 1),
         "experts alike": (alike > 1, layout["sharding"]["params"] > 1, layout["sharding"]["optimizer"] > 1),
         "one expert each": degree == experts["count"],

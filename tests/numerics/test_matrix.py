@@ -140,6 +140,8 @@ def test_designed_mixtures_reach_what_any_mixture_could_have(pytestconfig: pytes
     assert {recompute for recompute, _ in reached["experts recomputed"]} == {*RECOMPUTE}
     assert {schedule for _, schedule in reached["experts recomputed"]} == {*WHOLE}
     assert {any(sharded) for _, *sharded in reached["experts alike"]} == {False, True}
+    assert {(cut, dealt) for cut, _, dealt, _ in reached["experts cut"]} == {*itertools.product((False, True), repeat=2)}
+    assert {case[0] for case in reached["cut experts"] if case} == {False, True}
     assert reached["one expert each"] == {False, True} and {balanced for balanced, *_ in reached["balanced"]} == {False, True}
 
 
@@ -245,8 +247,15 @@ NAMED = {
         {"family": "llama", "layers": 1, "init_std": 0.0, "seq": 5, "experts": {"count": 4, "active": 1, "ffn": 8, "z_loss": 0.1}},
     ),
     "tokens that tensor ranks do not divide": Case(
-        {"tensor": 4, "expert": 4}, {"family": "llama", "layers": 1, "seq": 3, "experts": {"count": 4, "ffn": 8, "balance_loss": 0.3}}
+        {"tensor": 4, "expert": 2, "expert_tensor": 2},
+        {"family": "llama", "layers": 1, "seq": 3, "experts": {"count": 4, "ffn": 8, "balance_loss": 0.3}},
     ),
+    "orthogonalised matrices of parts of experts": Case(
+        {"data": 2, "expert_tensor": 2, "sharding": sharded(1, 1, 2)},
+        {"family": "llama", "layers": 1, "experts": {"count": 2, "ffn": 8}},
+        optimizer={"kind": "muon"},
+    ),
+    "targets that only one context rank has": Case({"context": 2}, {"layers": 1, "vocab": 300, "seq": 24}, data={"kind": "instructions"}),
     "gathered weights of experts whose storage another block takes": Case(
         {"data": 2, "expert": 2, "schedule": "zero_bubble", "sharding": sharded(2, 2, 2)},
         {"family": "llama", "layers": 4, "experts": {"count": 4, "ffn": 8}},

@@ -13,6 +13,7 @@ from tests.small_runs import small
 from tests.whole_parameters import parameters
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
+from trainer.models.experts import Choice, Router
 from trainer.models.layers import ParameterModule
 from trainer.models.transformer import Transformer
 from trainer.shared.run.read import from_dict
@@ -49,6 +50,15 @@ def plain_model(config: TrainConfig) -> tuple[Transformer, list[nn.Parameter], l
     return model, decayed, others
 
 
+def losses_of_router(config: TrainConfig, choice: Choice) -> torch.Tensor:
+    """Those of all sequences at once: E sum_e f_e P_e of each, of which the mean counts, and the mean of squared logsumexps."""
+    e = config.model.experts
+    experts, scores, logits = (one.unflatten(0, (-1, config.run.global_batch)) for one in (choice.experts, choice.scores, choice.logits))
+    load = F.one_hot(experts, e.count).sum((0, 2)) / (config.model.seq * e.active)
+    shares = (scores / scores.sum(-1, keepdim=True)).mean(0)
+    return e.balance_loss * e.count * (load * shares).sum(-1).mean() + e.z_loss * logits.logsumexp(-1).square().mean()
+
+
 def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     model, decayed, others = plain_model(config)
     o = config.optimizer
@@ -56,12 +66,15 @@ def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[s
         [{"params": decayed, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}], betas=(o.beta1, o.beta2), eps=o.eps
     )
     dataset = open_dataset(config.data, config.model, config.run.seed)
-    losses, norms = [], []
+    losses, norms, beside = [], [], list[torch.Tensor]()
+    for router in (part for part in model.modules() if isinstance(part, Router)):
+        router.register_forward_hook(lambda _, given, choice: beside.append(losses_of_router(config, choice)))
     for step in range(STEPS):
         rows = torch.from_numpy(dataset.batch(step * config.run.global_batch, config.run.global_batch)).t()
         loss = F.cross_entropy(model(rows[:-1]).flatten(0, 1), rows[1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        sum(beside, loss).backward()
+        beside.clear()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), o.clip)))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(o, step)
@@ -86,6 +99,7 @@ def train_plainly(config: TrainConfig) -> tuple[list[float], list[float], dict[s
         {"family": "mixtral", "experts": {"count": 4, "ffn": 24}},
         {"family": "qwen2_moe", "experts": {"count": 4, "ffn": 8, "shared_ffn": 16, "shared_gate": True, "dense_layers": 1, "every": 2}},
         {"family": "llama", "experts": {"count": 4, "router": "sigmoid", "groups": 2, "normalized": False, "scale": 2.5}},
+        {"family": "llama", "experts": {"count": 4, "ffn": 24, "router": "sigmoid", "balance_loss": 0.3, "z_loss": 0.02}},
     ],
     ids=str,
 )

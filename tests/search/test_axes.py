@@ -11,7 +11,12 @@ import pytest
 
 from launcher.config import Config, check_launchable, compose, resolve
 from launcher.config.command import command_of, untold
+from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.layouts import to_table
+from launcher.cost.inputs.stages import held
+from launcher.cost.time.block import expert_seconds
+from launcher.cost.time.collectives import all_gather, all_to_all, reduce_scatter
+from launcher.cost.time.products import products
 from launcher.goals.training.search import search_training
 from launcher.planning.layout_names import layout_of, name_of
 from launcher.planning.plan import plan
@@ -217,6 +222,41 @@ def test_experts_of_a_rank_are_whole_or_cut_and_never_more_than_all(folder: Path
     )
     assert whole.experts_alike.tolist() == [16, 2] and cut.experts_alike.tolist() == [8, 1]
     assert (whole.experts_alike * whole.expert_tensor * whole.expert == 16).all()
+
+
+def test_parts_of_experts_are_planned_for_mixtures_on_trainers_that_have_them(folder: Path) -> None:
+    small = ["model=moe_tiny", "data=synthetic", "cluster=local", "cluster.gpus_per_node=4", "hardware=cpu", "run.global_batch=8"]
+    config = compose(small)
+    assert set(plan(config).space.table["expert_tensor"].tolist()) == {1, 4}
+    cut = compose([*small, "search.space.max_expert_tensor=2", "search.space.max_expert=2"])
+    found = plan(cut, wanted={"expert_tensor": [2], "expert": [2]})
+    assert len(found.order) and (found.space.table["expert_tensor"] == 2).all()
+    layout = found.layout(int(found.order[0]))
+    assert " e2 et2 " in name_of(layout) and layout_of(name_of(layout)) == layout
+    assert resolve(dataclasses.replace(config, layout=layout))
+    assert (plan(compose([*small, "model=llama_tiny"])).space.table["expert_tensor"] == 1).all()
+    with pytest.raises(ConfigError, match=r"cannot be told layout\.expert_tensor=2;"):
+        plan(compose(["trainer=megatron_core", *MIXTRAL, *NODES]), wanted={"expert_tensor": [2]})
+
+
+def test_parts_of_experts_cost_a_gather_and_a_sum_of_tokens_once_not_of_their_copies(folder: Path) -> None:
+    """Eight ranks of a node, which either have different experts, or parts of all: a rank has as many parameters and operations, copies
+    for 2 of 8 experts cross twice each way, tokens to 8 ranks and sums back. Only expert ranks can have an unequal load."""
+    config = compose([*MIXTRAL, *NODES, "model.experts.imbalance=1.5"])
+    case = plan(config, wanted={"expert": [8], "tensor": [1], "pipeline": [1]}).case
+    layouts = [LayoutConfig(tensor=t, data=16 // t, **cut) for t in (1, 2) for cut in ({"expert": 8}, {"expert_tensor": 8})]
+    case = dataclasses.replace(case, table=to_table(layouts))
+    rows, group, hidden = case.tokens / case.tensor, 8, case.shape.hidden * case.width
+    machine = case.device, case.constants, PlacedGroup.of(case.device, np.array([8.0] * 4), 1)
+    copies = all_to_all(*machine, rows * 2 * 1.5 * hidden)
+    tokens = all_gather(*machine, rows * group * hidden) + reduce_scatter(*machine, rows * group * hidden)
+    chosen = all_gather(*machine, rows * group * 2 * 8) + all_gather(*machine, rows * group * 2 * 4)
+    assert expert_seconds(case) == pytest.approx(np.where(case.expert > 1, 2 * copies, tokens + chosen))
+    work = [sum(p.rows * p.columns * p.inner * p.batch for p in products(case) if p.name == "experts")[i] for i in range(4)]
+    assert [work[0] / work[1], work[2] / work[3]] == pytest.approx([1.5, 1.5])
+    parameters = held(case).expert.most()
+    assert parameters == pytest.approx(parameters[0])
+    assert (case.experts_alike == 2).all() and case.expert_shards("optimizer").tolist() == [1.0] * 4
 
 
 def test_a_model_of_a_prime_number_of_blocks_is_cut_by_cost_in_megatrons_symbols(folder: Path) -> None:

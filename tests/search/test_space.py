@@ -82,7 +82,9 @@ def test_columns_and_single_runs_obey_the_same_rules_with_the_same_reason() -> N
     layouts += [random_layout(draw) for _ in range(3000)]
     axes = random.Random(8)
     crowded = [
-        dataclasses.replace(one, context=axes.choice((1, 1, 2, 3, 5)), expert=axes.choice((1, 1, 2, 3, 4, 8)))
+        dataclasses.replace(
+            one, context=axes.choice((1, 1, 2, 3, 5)), expert=axes.choice((1, 1, 2, 3, 4, 8)), expert_tensor=axes.choice((1, 1, 2, 3))
+        )
         for one in (random_layout(axes) for _ in range(3000))
     ]
     codes = np.concatenate(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.farm import Farm
-from tests.small_runs import small
+from tests.small_runs import ranks, small
 from trainer.models.experts import MixtureOfExperts, choose
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
@@ -87,20 +87,37 @@ def test_no_token_is_dropped_and_each_has_the_weighed_sum_of_its_experts() -> No
     torch.testing.assert_close(mixture(x), expected.view(5, 2, 8))
 
 
-@pytest.mark.parametrize("layout", [{"data": 2, "expert": 2}, {"tensor": 2, "data": 2, "expert": 4, "sequence_parallel": True}], ids=str)
+CUT = {"tensor": 2, "data": 2, "expert": 2, "expert_tensor": 2, "sequence_parallel": True}
+
+
+@pytest.mark.parametrize("layout", [{"data": 2, "expert": 2}, CUT], ids=str)
 def test_an_exchange_sends_what_the_formula_says(layout: dict[str, Any], farm: Farm) -> None:
-    """Of the T K copies of a rank's tokens, those for other ranks: dispatch and return, forward and backward, each step and block."""
+    """Of the T K copies of the tokens of a rank, or of all with parts of its experts, those for other ranks: dispatch and return, forward
+    and backward, each step and block. Over ranks with parts, tokens are gathered, with numbers and weights of K experts, and sums
+    scattered; backward gathers the gradient of the sum, and scatters those of tokens and weights."""
     steps, rows, seq, hidden = 2, 8, 16, 32
     model = MODEL | {"experts": EXPERTS | {"forced": True}}
     found = farm.train(small(steps=steps, model=model, **layout), layout.get("tensor", 1) * layout["data"]).checked()
-    sent = found.result["communication"]["all_to_all over expert"]
-    tokens = rows * seq // (layout.get("tensor", 1) * layout["data"])
+    counted = found.result["communication"]
+    sent = counted["all_to_all over expert"]
+    tokens = rows * seq // (layout.get("tensor", 1) * layout["data"]) * layout.get("expert_tensor", 1)
     micro_batches = rows // layout["data"]
     degree, experts = layout["expert"], EXPERTS["count"]
     copies = tokens * EXPERTS["active"] * (degree - 1) // degree
     counts = experts * (degree - 1) // degree * 8 * micro_batches
     assert sent["calls"] == steps * 2 * micro_batches * 5
     assert sent["payload_bytes"] == steps * 2 * (4 * copies * hidden * 8 + counts)
+    over = {way: counted.get(f"{way} over expert tensor") for way in ("all_gather", "reduce_scatter")}
+    if "expert_tensor" not in layout:
+        assert over == {"all_gather": None, "reduce_scatter": None}
+        return
+    chosen = tokens * EXPERTS["active"] * 8
+    for way, calls, elements in (
+        ("all_gather", 4, 2 * tokens * hidden * 8 + 2 * chosen),
+        ("reduce_scatter", 3, 2 * tokens * hidden * 8 + chosen),
+    ):
+        assert over[way]["calls"] == steps * 2 * micro_batches * calls
+        assert over[way]["payload_bytes"] == steps * 2 * elements
 
 
 def test_a_run_continues_under_another_expert_degree_as_if_never_stopped(farm: Farm, tmp_path: Path) -> None:
@@ -113,7 +130,7 @@ def test_a_run_continues_under_another_expert_degree_as_if_never_stopped(farm: F
         return list(farm.train(run, ranks).checked().result["losses"])
 
     whole = train(6, "whole", 1)
-    train(2, "parts", 4, tensor=2, data=2, expert=4, sequence_parallel=True)
+    train(2, "parts", 4, **CUT)
     train(4, "parts", 2, data=2, expert=2, sharding={"params": 2, "grads": 2, "optimizer": 2})
     continued = train(6, "parts", 2, pipeline=2)
     assert continued[-2:] == pytest.approx(whole[-2:], rel=1e-10)
@@ -129,12 +146,18 @@ def test_a_run_continues_under_another_expert_degree_as_if_never_stopped(farm: F
         ({"experts": EXPERTS, "biases": ["up"]}, {}, "model.biases=['up'] with model.experts.count=4 can be planned but not trained"),
         ({"experts": EXPERTS | {"count": 6}, "heads": 3, "hidden": 24}, {"tensor": 3, "data": 2, "expert": 2}, "neither divides layout.tensor=3"),
         ({"experts": EXPERTS}, {"data": 2, "expert": 3}, "layout.expert=3 does not divide model.experts.count=4"),
+        ({"experts": EXPERTS}, {"data": 5, "expert_tensor": 5}, "layout.expert_tensor=5 does not divide model.experts.ffn=24; use 1, 2, 3"),
+        ({}, {"data": 2, "expert_tensor": 2}, "layout.expert_tensor=2 cuts the experts of a block, and the model has none"),
+        ({"experts": EXPERTS}, {"data": 3, "expert": 2, "expert_tensor": 3}, "layout.expert_tensor x layout.expert=6 does not divide the 3 ranks"),
+        ({"experts": EXPERTS, "heads": 3, "hidden": 24}, {"tensor": 3, "data": 2, "expert_tensor": 2}, "neither divides layout.tensor=3 nor"),
+        ({"experts": EXPERTS | {"count": 6}, "seq": 24}, {"context": 2, "data": 3, "expert": 3, "order": "tensor-pipeline-data"},
+         "layout.expert=3 neither divides layout.tensor x layout.context=2 nor is a multiple of it"),
     ],
 )  # fmt: skip
 def test_experts_that_cannot_be_are_refused_in_one_line(model: dict[str, Any], layout: dict[str, Any], words: str) -> None:
     data = small(model={"family": "llama", "ffn": 24} | model, run={"global_batch": 24}, **layout)
     with pytest.raises(ConfigError) as error:
-        resolve(from_dict(TrainConfig, data), layout.get("tensor", 1) * layout.get("data", 1))
+        resolve(from_dict(TrainConfig, data), ranks(layout))
     assert words in str(error.value) and "\n" not in str(error.value)
 
 

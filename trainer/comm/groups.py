@@ -26,7 +26,8 @@ class Groups:
     levels: dict[str, Group]  # params, grads, optimizer, replicas: the levels of the ranks that have the same parameters
     shared_at: int  # this rank among those: context and data ranks (trainer.shared.parallel.shards)
     expert: Group  # ranks that have different experts, among those of tensor, context and data
-    expert_levels: dict[str, Group]  # the levels of the ranks that have the same experts; none in a dense model
+    expert_tensor: Group  # ranks that have parts of the same experts
+    expert_levels: dict[str, Group]  # the levels of the ranks that have the same parameters of experts; none in a dense model
     experts_at: int  # this rank among those
     sharers: Mapping[str, Group]  # ranks that have parts of the same matrices, by the axis over which those are repeated; else this rank
     tied: Group  # first and last pipeline rank if both hold the embedding's weight; else only this rank
@@ -34,7 +35,7 @@ class Groups:
     @property
     def axes(self) -> dict[str, Group]:
         """By the axes that placements of parameters name, other than data."""
-        return {"tensor": self.tensor, "tied": self.tied, "expert": self.expert}
+        return {"tensor": self.tensor, "tied": self.tied, "expert": self.expert, "expert_tensor": self.expert_tensor}
 
     @classmethod
     def make(cls, world: World, layout: LayoutConfig, tied: bool, mixes: bool, exchanges: bool) -> Groups:
@@ -48,7 +49,8 @@ class Groups:
         up.connect([(i, i + 1) for i in range(last)] + [(0, last)] * (last > 1))  # with interleaving, the two ends are neighbours too
         down.connect([(i + 1, i) for i in range(last)] + [(last, 0)] * (last > 1))
         cuts = [name for name in levels if name != "replicas"]
-        sharers = {"data": by_level.group(world.rank, "tensor", *cuts)} | ({FOLDED: folded.group(world.rank, *cuts)} if mixes else {})
+        sharers = {"data": by_level.group(world.rank, "tensor", *cuts)}
+        sharers |= {FOLDED: folded.group(world.rank, "expert_tensor", *cuts)} if mixes else {}
         ends = [pipeline[0], pipeline[-1]] if tied and world.rank in (pipeline[0], pipeline[-1]) else [world.rank]
         return cls(
             at=mesh.coordinates(world.rank),
@@ -60,6 +62,7 @@ class Groups:
             levels={name: world.make_group(f"data {name}", by_level.group(world.rank, name)) for name in levels},
             shared_at=_index(world.rank, by_level, Factors.of(layout)),
             expert=world.make_group("expert", folded.group(world.rank, "expert") if mixes else [world.rank]),
+            expert_tensor=world.make_group("expert tensor", folded.group(world.rank, "expert_tensor") if mixes else [world.rank]),
             expert_levels={n: world.make_group(f"{FOLDED} {n}", folded.group(world.rank, n)) for n in levels} if mixes else {},
             experts_at=_index(world.rank, folded, Factors.of_experts(layout)) if mixes else 0,
             sharers={axis: world.make_group(f"sharers {axis}", found if exchanges else [world.rank]) for axis, found in sharers.items()},
@@ -68,11 +71,11 @@ class Groups:
 
 
 def _folded(mesh: Mesh, layout: LayoutConfig) -> Mesh:
-    """Returns the mesh in which tensor, context and data ranks are expert ranks, the nearest first, and the levels of those that have the
-    same experts, replicas before tensor ranks."""
-    beside = layout.tensor // math.gcd(layout.expert, layout.tensor)
+    """Returns the mesh in which tensor, context and data ranks have parts of an expert, the nearest first, then other experts, and the
+    levels of those that have the same, replicas before tensor ranks."""
+    beside = layout.tensor // math.gcd(layout.expert_tensor * layout.expert, layout.tensor)
     factors = Factors.of_experts(layout)
-    parts = {"expert": layout.expert, "beside": beside, "beyond": factors.data // beside}
+    parts = {"expert_tensor": layout.expert_tensor, "expert": layout.expert, "beside": beside, "beyond": factors.data // beside}
     levels = {level.name: level.size for level in factors.levels}
     return mesh.refactor(("tensor", "context", "data"), parts).refactor(("beyond", "beside"), levels)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.layers import ACTIVATIONS, MLP, Init, Linear, ParameterModule, ParameterSpec
-from trainer.shared.parallel.placement import FOLDED, Partial, Replicate, Shard
+from trainer.shared.parallel.placement import FOLDED, Partial, Placement, Replicate, Shard
 from trainer.shared.run.schema import ExpertsConfig, ResolvedModelConfig
 
 SMALLEST = 1e-20
@@ -101,18 +101,19 @@ class Router(ParameterModule):
 
 
 class ExpertLinear(ParameterModule):
-    """A matrix for each expert, [E, *outputs, inputs]. Expert ranks have some of them each, whole."""
+    """A matrix for each expert, [E, *outputs, inputs]. Expert ranks have some of them each; ``width`` is the dimension that is an expert's,
+    of which expert-tensor ranks have parts."""
 
-    def __init__(self, count: int, inputs: int, outputs: tuple[int, ...], std: float):
+    def __init__(self, count: int, inputs: int, outputs: tuple[int, ...], std: float, width: int):
         super().__init__()
-        self.outputs = outputs
-        self.own("weight", (count, *outputs, inputs), ParameterSpec(Init(std), "matrices", {"expert": Shard(0), FOLDED: Replicate()}))
+        placement: Placement = {"expert": Shard(0), "expert_tensor": Shard(width), FOLDED: Replicate()}
+        self.own("weight", (count, *outputs, inputs), ParameterSpec(Init(std), "matrices", placement))
 
     def forward(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """Multiplies rows [R, inputs], expert after expert, ``sizes`` of each: [R, *outputs]."""
         matrices = self.weight.flatten(1, -2)
         products = [F.linear(part, matrix) for part, matrix in zip(rows.split(list(sizes)), matrices)]
-        return torch.cat(products).unflatten(-1, self.outputs)
+        return torch.cat(products).unflatten(-1, self.weight.shape[1:-1])
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,14 @@ class Dispatcher(nn.Module):
         """Returns what ``own`` took apart, of the shape of x."""
         return y.view(x.shape)
 
+    def gathered(self, tokens: Tensor, choice: Choice, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the tokens [T, h] of x whose experts' parts this rank has, their experts and weights [T, K]."""
+        return tokens, choice.experts, choice.weights
+
+    def summed(self, y: Tensor, x: Tensor) -> Tensor:
+        """Returns the sum over all parts of experts for this rank's own tokens, for y [T, h] of all ``gathered`` ones."""
+        return y
+
     def dispatch(self, tokens: Tensor, experts: Tensor, count: int) -> Dispatched:
         """Copies each token once for each of its ``experts`` [T, K]."""
         order, inverse = by_expert(experts)
@@ -162,15 +171,17 @@ class MixtureOfExperts(nn.Module):
         e, outputs = c.experts, (2, c.expert_ffn) if c.gated else (c.expert_ffn,)
         self.activation = ACTIVATIONS[c.activation]
         self.router, self.dispatcher = Router(c), Dispatcher()
-        self.up = ExpertLinear(e.count, c.hidden, outputs, c.init_std)
-        self.down = ExpertLinear(e.count, c.expert_ffn, (c.hidden,), down_std)
+        self.up = ExpertLinear(e.count, c.hidden, outputs, c.init_std, width=len(outputs))
+        self.down = ExpertLinear(e.count, c.expert_ffn, (c.hidden,), down_std, width=2)
         self.shared = MLP(replace(c, ffn=e.shared_ffn), down_std) if e.shared_ffn else None
         self.shared_gate = Linear(c.hidden, (1,), c.init_std, bias=False) if e.shared_ffn and e.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.dispatcher.own(x)
         choice = self.balanced(self.router(tokens), x)
-        y: Tensor = self.dispatcher.whole(self._routed(tokens, choice), x)
+        visitors, experts, weights = self.dispatcher.gathered(tokens, choice, x)
+        routed = self._routed(visitors, experts, weights, choice.scores.shape[1])
+        y: Tensor = self.dispatcher.whole(self.dispatcher.summed(routed, x), x)
         if self.shared is None:
             return y
         together = self.shared(x)
@@ -180,9 +191,8 @@ class MixtureOfExperts(nn.Module):
         """Returns the choice for this rank's tokens of x. Training adds the losses that balance it."""
         return choice
 
-    def _routed(self, tokens: Tensor, choice: Choice) -> Tensor:
-        count, active = choice.scores.shape[1], choice.experts.shape[1]
-        sent = self.dispatcher.dispatch(tokens, choice.experts, count)
+    def _routed(self, tokens: Tensor, experts: Tensor, weights: Tensor, count: int) -> Tensor:
+        sent = self.dispatcher.dispatch(tokens, experts, count)
         rows = self.down(self.activation(self.up(sent.rows, sent.sizes)), sent.sizes)
-        outputs = self.dispatcher.combine(rows, sent).unflatten(0, (-1, active))  # [T, K, h]
-        return torch.bmm(choice.weights.to(outputs.dtype)[:, None], outputs)[:, 0]
+        outputs = self.dispatcher.combine(rows, sent).unflatten(0, experts.shape)  # [T, K, h]
+        return torch.bmm(weights.to(outputs.dtype)[:, None], outputs)[:, 0]

@@ -1,13 +1,17 @@
 """Expert parallelism: tokens travel to the ranks of their experts and back.
 
     own        the rank's tokens: with sequence parallelism it has them already; else tensor ranks take equal parts of what they all have
+    gathered   an all-gather: those of all ranks that have parts of the same experts, and what each one's router chose
     dispatch   copies in the order of their experts, an all-to-all of how many, one of the rows
     products   of each expert's matrices with its rows, weight gradients as in ``trainer.tensor.layers``
     combine    the same all-to-all backwards
+    summed     a reduce-scatter of a token's weighed sums, each over a part of the width
     whole      what ``own`` took apart
 
 Backward is the same in reverse. The expert ranks fold tensor, context and data ranks (arXiv 2504.14960): all of them have tokens of their
 own, so the gradient of an expert is the sum over the ranks that have the same one, with no further factor.
+
+Tokens are gathered before they are copied for each of their experts, and summed after their copies are: once a token, not once a copy.
 """
 
 from __future__ import annotations
@@ -30,11 +34,12 @@ from trainer.tensor.region import Region
 
 
 class ExpertDispatcher(Dispatcher):
-    """``Dispatcher`` of the tokens of the tensor ranks in ``region`` to experts on the ranks of ``group``."""
+    """``Dispatcher`` of the tokens of the tensor ranks in ``region`` to experts on the ranks of ``group``, of which those of ``cut`` have
+    parts."""
 
-    def __init__(self, region: Region, group: Group):
+    def __init__(self, region: Region, group: Group, cut: Group):
         super().__init__()
-        self.region, self.group = region, group
+        self.region, self.group, self.cut = region, group, cut
 
     @property
     def splits(self) -> bool:
@@ -44,7 +49,7 @@ class ExpertDispatcher(Dispatcher):
     def columns(self, x: Tensor) -> Tensor:
         """Returns the sequence of each of this rank's tokens, among those of x [s or s/t, b, h]."""
         tokens = torch.arange(x.shape[0] * x.shape[1], device=x.device)
-        return (tokens[part_of(len(tokens), self.region.group)] if self.splits else tokens) % x.shape[1]
+        return (tokens[own_part(len(tokens), self.region.group)] if self.splits else tokens) % x.shape[1]
 
     def own(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
@@ -54,6 +59,26 @@ class ExpertDispatcher(Dispatcher):
         if self.splits:
             y = _Whole.apply(y, x.shape[0] * x.shape[1], self.region.group)
         return y.view(x.shape)
+
+    def gathered(self, tokens: Tensor, choice: Choice, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.cut.size == 1:
+            return super().gathered(tokens, choice, x)
+        shares = self._shares(x)
+        return _Gathered.apply(tokens, shares), shares.gather(choice.experts), _Gathered.apply(choice.weights, shares)
+
+    def summed(self, y: Tensor, x: Tensor) -> Tensor:
+        if self.cut.size > 1:
+            y = _Summed.apply(y, self._shares(x))
+        return y
+
+    def _shares(self, x: Tensor) -> Shares:
+        """Returns the tokens of each rank of ``cut``, whose x is as long. Tensor ranks are neighbours there, too."""
+        tokens, tensor = x.shape[0] * x.shape[1], self.region.group
+        if not self.splits:
+            return Shares(self.cut, (tokens,) * self.cut.size)
+        first = tensor.index - self.cut.index
+        parts = (part_of(tokens, tensor.size, (first + place) % tensor.size) for place in range(self.cut.size))
+        return Shares(self.cut, tuple(part.stop - part.start for part in parts))
 
     def dispatch(self, tokens: Tensor, experts: Tensor, count: int) -> Dispatched:
         order, inverse = by_expert(experts)
@@ -107,19 +132,77 @@ class Travelled(Dispatched):
     back: Tensor
 
 
-def part_of(tokens: int, group: Group) -> slice:
-    """Returns this rank's part of so many tokens; the last parts may be smaller, or empty."""
-    width = -(-tokens // group.size)
-    return slice(min(width * group.index, tokens), min(width * (group.index + 1), tokens))
+def part_of(tokens: int, size: int, index: int) -> slice:
+    """Returns part ``index`` of ``size`` of so many tokens; the last parts may be smaller, or empty."""
+    width = -(-tokens // size)
+    return slice(min(width * index, tokens), min(width * (index + 1), tokens))
 
 
-def _gathered(part: Tensor, tokens: int, group: Group) -> Tensor:
-    """Returns all tokens [T, h] of the parts of the ranks."""
-    width = -(-tokens // group.size)
-    padded = F.pad(part, (0, 0, 0, width - len(part))).contiguous()
-    whole = padded.new_empty(width * group.size, *padded.shape[1:])
-    group.all_gather(whole, padded).wait()
-    return whole[:tokens]
+def own_part(tokens: int, group: Group) -> slice:
+    """Returns this rank's part."""
+    return part_of(tokens, group.size, group.index)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The tokens of the ranks of a group, so many of each. Collectives are of equal parts, so shorter ones are padded."""
+
+    group: Group
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokens: int, group: Group) -> Shares:
+        """Returns the shares of a group that has so many tokens."""
+        parts = (part_of(tokens, group.size, index) for index in range(group.size))
+        return cls(group, tuple(part.stop - part.start for part in parts))
+
+    @property
+    def width(self) -> int:
+        return max(self.sizes)
+
+    def gather(self, part: Tensor) -> Tensor:
+        """Returns the tokens of all ranks, [sum of sizes, h], for this one's [size, h]."""
+        padded = F.pad(part, (0, 0, 0, self.width - len(part))).contiguous()
+        whole = padded.new_empty(self.width * self.group.size, *padded.shape[1:])
+        self.group.all_gather(whole, padded).wait()
+        if min(self.sizes) == self.width:
+            return whole
+        return torch.cat([rows[:size] for rows, size in zip(whole.split(self.width), self.sizes)])
+
+    def sum(self, whole: Tensor) -> Tensor:
+        """Returns the sum over ranks of what each has of this one's tokens, for all tokens."""
+        if min(self.sizes) < self.width:
+            parts = [F.pad(part, (0, 0, 0, self.width - len(part))) for part in whole.split(list(self.sizes))]
+            whole = torch.cat(parts)
+        own = whole.new_empty(self.width, *whole.shape[1:])
+        self.group.reduce_scatter(own, whole.contiguous()).wait()
+        return own[: self.sizes[self.group.index]]
+
+
+class _Gathered(torch.autograd.Function):
+    """The tokens of all ranks, each of which computes a part of what becomes of them."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, shares: Shares) -> Tensor:
+        ctx.shares = shares
+        return shares.gather(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.shares.sum(gradients[0]), None
+
+
+class _Summed(torch.autograd.Function):
+    """A rank's own tokens, of which every rank has a summand."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, shares: Shares) -> Tensor:
+        ctx.shares = shares
+        return shares.sum(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.shares.gather(gradients[0]), None
 
 
 class _Part(torch.autograd.Function):
@@ -128,11 +211,11 @@ class _Part(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, group: Group) -> Tensor:
         ctx.tokens, ctx.group = len(tokens), group
-        return tokens[part_of(len(tokens), group)]
+        return tokens[own_part(len(tokens), group)]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradients[0], ctx.tokens, ctx.group), None
+        return Shares.of(ctx.tokens, ctx.group).gather(gradients[0]), None
 
 
 class _Whole(torch.autograd.Function):
@@ -141,11 +224,11 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, tokens: int, group: Group) -> Tensor:
         ctx.group = group
-        return _gathered(part, tokens, group)
+        return Shares.of(tokens, group).gather(part)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0][part_of(len(gradients[0]), ctx.group)], None, None
+        return gradients[0][own_part(len(gradients[0]), ctx.group)], None, None
 
 
 class _Copies(torch.autograd.Function):
@@ -222,15 +305,15 @@ class _Logits(torch.autograd.Function):
 
 
 class ShardedExpertLinear(nn.Module):
-    """This rank's part of an ``ExpertLinear``. Weight [experts here, *outputs, inputs]."""
+    """This rank's part of an ``ExpertLinear``. Weight [experts here, *outputs here, inputs here]."""
 
-    def __init__(self, weight: nn.Parameter, outputs: tuple[int, ...], gradients: Gradients):
+    def __init__(self, weight: nn.Parameter, gradients: Gradients):
         super().__init__()
-        self.weight, self.outputs, self.gradients = weight, outputs, gradients
+        self.weight, self.gradients = weight, gradients
 
     def forward(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         product: Tensor = _Grouped.apply(rows, self.weight, self, sizes)
-        return product.unflatten(-1, self.outputs)
+        return product.unflatten(-1, self.weight.shape[1:-1])
 
     @property
     def matrices(self) -> Tensor:

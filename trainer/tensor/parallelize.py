@@ -96,7 +96,7 @@ class Parallelizer:
         elif isinstance(part, Router):
             _set(model, path, ShardedRouter(made["weight"], made.get("bias"), part, self.gradients))
         elif isinstance(part, ExpertLinear):
-            _set(model, path, ShardedExpertLinear(made["weight"], part.outputs, self.gradients))
+            _set(model, path, ShardedExpertLinear(made["weight"], self.gradients))
         elif isinstance(part, Linear):
             _set(model, path, self._linear(path, part, made, unit))
         else:
@@ -117,7 +117,7 @@ class Parallelizer:
     def _dispatch(self, mixture: MixtureOfExperts, path: str) -> None:
         """Lets tokens travel to the ranks of their experts, and balances the load of those."""
         assert self.balance is not None
-        mixture.dispatcher = ExpertDispatcher(self.region, self.axes["expert"])
+        mixture.dispatcher = ExpertDispatcher(self.region, self.axes["expert"], self.axes["expert_tensor"])
         router, record = mixture.router, None
         if isinstance(router.correction, nn.Parameter):
             record = self._record(f"{path}.router.correction", tuple(router.correction.shape), router.specs["correction"])

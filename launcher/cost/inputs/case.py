@@ -79,12 +79,18 @@ class Case:
     @cached_property
     def expert_tensor(self) -> np.ndarray:
         """Ranks over which each expert is cut."""
-        return np.ones_like(self.tensor) if self.trainer.memory.whole_experts else self.tensor
+        return self.field("expert_tensor") if self.trainer.memory.whole_experts else self.tensor
 
     @cached_property
     def expert_split(self) -> np.ndarray:
-        """Over how many tensor ranks the tokens are spread that go to experts."""
-        return np.maximum(self.sequence_split, self.tensor / self.expert_tensor)
+        """Over how many tensor ranks the tokens are spread that go to experts. Where a layout cuts experts, ranks with parts of the same
+        have each other's tokens, be those of tensor ranks or of others."""
+        return self.tensor / self.expert_tensor if self.trainer.memory.whole_experts else self.sequence_split
+
+    @cached_property
+    def imbalance(self) -> Array:
+        """Tokens of the busiest expert rank over their mean. Ranks that have all experts are equally busy."""
+        return 1.0 if self.shape.experts is None else np.where(self.expert > 1, self.shape.experts.imbalance, 1.0)
 
     @cached_property
     def experts_alike(self) -> np.ndarray:
@@ -238,6 +244,10 @@ class Case:
     @cached_property
     def expert_group(self) -> PlacedGroup:
         return PlacedGroup.of(self.device, self.expert, self.expert_tensor)
+
+    @cached_property
+    def expert_tensor_group(self) -> PlacedGroup:
+        return PlacedGroup.of(self.device, self.expert_tensor, 1)
 
     def expert_data_group(self, size: Array, apart: Array = 1) -> PlacedGroup:
         """``size`` ranks with the same experts, each ``apart`` such ranks from the next."""

@@ -23,7 +23,7 @@ WORDS = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "balance": BALANCES, "or
 
 _FIELDS = [
     ("tensor", "i4"), ("pipeline", "i4"), ("virtual_pipeline", "i4"), ("data", "i4"), ("context", "i4"), ("expert", "i4"),
-    ("micro_batch", "i4"), ("schedule", "i1"), ("slices", "i4"), ("sequence_parallel", "?"), ("recompute", "i1"),
+    ("expert_tensor", "i4"), ("micro_batch", "i4"), ("schedule", "i1"), ("slices", "i4"), ("sequence_parallel", "?"), ("recompute", "i1"),
     ("recompute_layers", "i4"), ("recompute_every", "i4"), ("balance", "i1"), ("order", "i1"),
     ("params", "i4"), ("grads", "i4"), ("optimizer", "i4"), ("offload", "f8"),
 ]  # fmt: skip

@@ -327,13 +327,13 @@ def dispatched(case: Case) -> Array:
     """Tokens as sent to their experts, the input of the experts' first product: the mean over all blocks, of which some may be dense."""
     if case.shape.experts is None:
         return np.zeros_like(case.tokens)
-    e, own, share = case.shape.experts, case.tokens / case.expert_split, case.shape.expert_layers / case.shape.layers
-    sent = own * case.shape.hidden * e.active * e.imbalance * narrow(case) * share
+    e, visitors, share = case.shape.experts, case.tokens / case.expert_split, case.shape.expert_layers / case.shape.layers
+    sent = visitors * case.shape.hidden * e.active * case.imbalance * narrow(case) * share
     if not case.trainer.memory.keeps_expert_outputs:
         return sent
     # outputs as they come back, order and its inverse, experts and weights of a token; logits, scores and their shares of all experts
-    routed = e.active * (case.shape.hidden * case.width + 24) + 12 * e.count
-    return sent + share * (own * routed + case.tokens * case.shape.hidden * case.width * e.shared_gate)
+    routed = visitors * e.active * (case.shape.hidden * case.width + 24) + case.tokens / case.tensor * 12 * e.count
+    return sent + share * (routed + case.tokens * case.shape.hidden * case.width * e.shared_gate)
 
 
 def dropped(case: Case) -> Array:

@@ -261,9 +261,24 @@ def expert_seconds(case: Case) -> Array:
     if case.shape.experts is None:
         return np.zeros_like(case.tokens)
     active, group = case.shape.experts.active, case.expert_group
-    payload = case.tokens / case.expert_split * active * case.shape.experts.imbalance * case.shape.hidden * case.width
+    payload = case.tokens / case.expert_split * active * case.imbalance * case.shape.hidden * case.width
     beyond: Array = 1.0  # of the copies that leave the domain, those that really travel
     if case.trainer.overlap.dispatch_by_domain:
         beyond = np.where(group.far > 1, group.far / active * (1 - (1 - 1 / group.far) ** active), 1.0)
     once = collectives.all_to_all(case.device, case.constants, group, payload, beyond)
-    return 2 * once * case.shape.expert_layers / case.shape.layers
+    return (2 * once + _cut_expert_seconds(case)) * case.shape.expert_layers / case.shape.layers
+
+
+def _cut_expert_seconds(case: Case) -> Array:
+    """Gathers of tokens, their choices and weights (8 and 4 bytes for each of a token's experts), and the sum of what the parts of experts
+    give, one way of a mixture. A trainer that cuts all its experts sends, in place of tokens, copies that have come to a rank; none is
+    counted."""
+    assert case.shape.experts is not None
+    if not case.trainer.memory.whole_experts:
+        return np.zeros_like(case.tokens)
+    machine, tokens = (case.device, case.constants, case.expert_tensor_group), case.tokens / case.expert_split
+    payload, chosen = tokens * case.shape.hidden * case.width, tokens * case.shape.experts.active
+    seconds = collectives.reduce_scatter(*machine, payload)
+    for gathered in (payload, 8 * chosen, 4 * chosen):
+        seconds = seconds + collectives.all_gather(*machine, gathered)
+    return seconds

@@ -49,11 +49,12 @@ def matrices(case: Case, held: StageShare) -> list[Matrices]:
     ]
     if s.experts is not None:
         e, mixtures, here = s.experts, blocks * sparse, s.experts.count / case.expert
+        cut, shares = case.expert_tensor, (own, case.expert_tensor * own)
         found += [
             Matrices(e.count, s.hidden, mixtures, 1.0, 1.0, *dense),
             *_mlp(np.maximum(e.shared_ffn, 1), s.hidden, mixtures * (np.asarray(e.shared_ffn) > 0), gates, t, dense),
-            Matrices(e.ffn, s.hidden, mixtures * here * gates, here * gates, 1.0, own, own),
-            Matrices(s.hidden, e.ffn, mixtures * here, here, 1.0, own, own),
+            Matrices(e.ffn, s.hidden, mixtures * here * gates, here * gates, cut, *shares),
+            Matrices(s.hidden, e.ffn, mixtures * here, here, cut, *shares),
         ]
     return found
 

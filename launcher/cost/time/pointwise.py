@@ -57,7 +57,7 @@ def sorted_tokens(case: Case) -> Array:
     s = case.shape
     if s.experts is None:
         return 0.0
-    copies = s.experts.active * s.experts.imbalance
+    copies = s.experts.active * case.imbalance
     return 4 * case.tokens / case.expert_split * copies * s.hidden * s.expert_layers / s.layers
 
 
@@ -87,4 +87,4 @@ def inner_width(case: Case) -> Array:
     if s.experts is None:
         return s.ffn
     sparse = s.expert_layers / s.layers
-    return (1 - sparse) * s.ffn + sparse * (s.experts.active * s.experts.imbalance * s.experts.ffn + s.experts.shared_ffn)
+    return (1 - sparse) * s.ffn + sparse * (s.experts.active * case.imbalance * s.experts.ffn + s.experts.shared_ffn)

@@ -71,7 +71,7 @@ def _expert_products(case: Case, sparse: Array, gates: int) -> list[Product]:
     assert experts is not None
     local = experts.count / case.expert
     # every expert of the busiest rank gets its share of all ranks' tokens
-    rows = case.tokens * experts.active / local * experts.imbalance * (case.expert_tensor / t)
+    rows = case.tokens * experts.active / local * case.imbalance * (case.expert_tensor / t)
     widths = [(rows, experts.ffn / case.expert_tensor, local)]
     if np.any(np.asarray(experts.shared_ffn) > 0):
         widths.append((case.tokens, experts.shared_ffn / t, 1))

@@ -10,6 +10,7 @@ NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms
 LAYOUTS = f"{NUMBER}[2] {NUMBER}[3] {NUMBER}[4]"
 RECORDED = "tests/numerics/test_communication_volume.py"
 RING, MERGED = "trainer/tensor/ring.py", "tests/trainer/test_ring.py"
+MASKED = "'tests/numerics/test_matrix.py::test_what_a_layout_could_get_wrong_is_right[targets that only one context rank has]'"
 
 DEFECTS = [
     Defect(
@@ -81,6 +82,20 @@ DEFECTS = [
         "places = range(before + block.start, before + block.stop)",
         "places = range(block.start, before + block.stop)[: len(block)]",
         LAYOUTS,
+    ),
+    Defect(
+        "the loss is multiplied by the context ranks",  # Megatron-LM#673, #906
+        "trainer/batches.py",
+        "weight = loss_scale / self.tokens",
+        "weight = loss_scale / self.tokens * self.config.layout.context",
+        MASKED,
+    ),
+    Defect(
+        "the loss is divided by a context rank's targets",  # verl#2857, transformers PR 41832
+        "trainer/step.py",
+        "mean = self.batches.tokens / own[2].clamp(min=1)",
+        "mean = self.batches.tokens / (batch.targets * groups.world.size).clamp(min=1)",
+        MASKED,
     ),
     Defect(
         "targets are those of the first tokens",

@@ -155,8 +155,8 @@ DEFECTS = [
     Defect(
         "experts have the update of vectors",
         "trainer/models/experts.py",
-        'ParameterSpec(Init(std), "matrices", {"expert"',
-        'ParameterSpec(Init(std), "vectors", {"expert"',
+        'ParameterSpec(Init(std), "matrices", placement))',
+        'ParameterSpec(Init(std), "vectors", placement))',
         "tests/trainer/test_muon.py",
     ),
     Defect(

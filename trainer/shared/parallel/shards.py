@@ -78,12 +78,12 @@ class Factors:
 
     @classmethod
     def of_experts(cls, layout: LayoutConfig) -> Factors:
-        """Returns the factors of experts in a resolved layout, over the ranks that have the same ones: as large as the replicas allow that
-        experts leave alike."""
-        sharding, shared = layout.sharding, layout.context * (layout.data or 1)
-        left = shared * math.gcd(layout.expert, layout.tensor) // layout.expert
+        """Returns the factors of experts in a resolved layout, over the ranks that have the same parts of the same ones: as large as the
+        replicas allow that experts leave alike."""
+        sharding, shared, folded = layout.sharding, layout.context * (layout.data or 1), layout.expert_tensor * layout.expert
+        left = shared * math.gcd(folded, layout.tensor) // folded
         params, grads, optimizer = (math.gcd(factor, left) for factor in (sharding.params, sharding.grads, sharding.optimizer))
-        return cls(params, grads, optimizer, layout.tensor * shared // layout.expert)
+        return cls(params, grads, optimizer, layout.tensor * shared // folded)
 
     @property
     def levels(self) -> tuple[Level, Level, Level, Level]:

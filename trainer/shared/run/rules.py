@@ -242,15 +242,20 @@ def _check_own_experts(config: ResolvedTrainConfig) -> None:
         raise ConfigError(
             f"{named} adds to the matrices of an MLP, and the model has experts there; use tune.targets=[qkv,output] with lora"
         )
-    if layout.tensor % layout.expert and layout.expert % layout.tensor:
+    near = {"layout.tensor": layout.tensor}
+    if layout.order != "tensor-data-pipeline":
+        near["layout.tensor x layout.context"] = layout.tensor * layout.context  # from here on, ranks are a pipeline apart
+    axes = ("layout.expert_tensor", layout.expert_tensor), (_expert_axes(layout), folded_experts(layout))
+    for (name, ranks), (unit, size) in itertools.product(axes, near.items()):
+        if size % ranks and ranks % size:
+            raise ConfigError(
+                f"{name}={ranks} neither divides {unit}={size} nor is a multiple of it; use {size}, a divisor or a multiple of it, or "
+                f"{unit}=1"
+            )
+    if config.run.task in ("generate", "inference") and layout.tensor % folded_experts(layout):
         raise ConfigError(
-            f"layout.expert={layout.expert} neither divides layout.tensor={layout.tensor} nor is a multiple of it; use {layout.tensor}, "
-            "a divisor or a multiple of it, or layout.tensor=1"
-        )
-    if config.run.task in ("generate", "inference") and layout.tensor % layout.expert:
-        raise ConfigError(
-            f"layout.expert={layout.expert} does not divide layout.tensor={layout.tensor}, and replicas that answer requests share no "
-            f"experts; use {listed(divisors(layout.tensor))}"
+            f"{_expert_axes(layout)}={folded_experts(layout)} does not divide layout.tensor={layout.tensor}, and replicas that answer "
+            f"requests share no experts; use {listed(divisors(layout.tensor))}"
         )
 
 
@@ -283,11 +288,21 @@ def _check_world(layout: LayoutConfig, world_size: int) -> None:
     if needed > world_size:
         raise _too_many_ranks(layout, needed, world_size)
     folded = layout.tensor * layout.context * (layout.data or 1)
-    if folded % layout.expert:
+    if folded % folded_experts(layout):
         raise ConfigError(
-            f"layout.expert={layout.expert} does not divide the {folded} ranks of layout.tensor x layout.context x layout.data, to which "
-            f"experts are dealt out; use {listed(d for d in divisors(folded) if d <= 64)}"
+            f"{_expert_axes(layout)}={folded_experts(layout)} does not divide the {folded} ranks of layout.tensor x layout.context x "
+            f"layout.data, to which experts are dealt out; use {listed(d for d in divisors(folded) if d <= 64)}"
         )
+
+
+def folded_experts(layout: LayoutConfig) -> int:
+    """Returns how many of the ranks of tensor, context and data together have all experts."""
+    return layout.expert_tensor * layout.expert
+
+
+def _expert_axes(layout: LayoutConfig) -> str:
+    """Names the axes of those for a message: that of parts of an expert where there are any."""
+    return "layout.expert_tensor x layout.expert" if layout.expert_tensor > 1 else "layout.expert"
 
 
 def check_model(given: ModelConfig) -> None:
@@ -474,7 +489,7 @@ def _check_split(model: ModelConfig, layout: LayoutConfig) -> None:
         if value % tensor:
             allowed = listed(d for d in divisors(value) if d <= 64)
             raise ConfigError(f"layout.tensor={tensor} does not divide model.{name}={value}; use {allowed}")
-    _check_expert_split(model.experts, layout)
+    _check_expert_split(model, layout)
     if layout.context > 1 and model.seq % (2 * layout.context):
         allowed = listed(d for d in divisors(model.seq) if d == 1 or (d <= 64 and model.seq % (2 * d) == 0))
         raise ConfigError(
@@ -507,12 +522,17 @@ def _check_split(model: ModelConfig, layout: LayoutConfig) -> None:
         )
 
 
-def _check_expert_split(experts: ExpertsConfig, layout: LayoutConfig) -> None:
-    if layout.expert > 1 and not experts.count:
+def _check_expert_split(model: ModelConfig, layout: LayoutConfig) -> None:
+    experts = model.experts
+    if not experts.count and folded_experts(layout) > 1:
+        what = f"layout.expert={layout.expert} deals out" if layout.expert > 1 else f"layout.expert_tensor={layout.expert_tensor} cuts"
         raise ConfigError(
-            f"layout.expert={layout.expert} deals out the experts of a block, and the model has none (model.experts.count=0); use 1, or "
-            "set model.experts.count"
+            f"{what} the experts of a block, and the model has none (model.experts.count=0); use 1, or set model.experts.count"
         )
+    width = experts.ffn or model.ffn or 0
+    if width % layout.expert_tensor:
+        allowed = listed(d for d in divisors(width) if d <= 64)
+        raise ConfigError(f"layout.expert_tensor={layout.expert_tensor} does not divide model.experts.ffn={width}; use {allowed}")
     if experts.count % layout.expert:
         allowed = listed(d for d in divisors(experts.count) if d <= 64)
         raise ConfigError(f"layout.expert={layout.expert} does not divide model.experts.count={experts.count}; use {allowed}")

@@ -196,6 +196,7 @@ class LayoutConfig:
     data: Optional[int] = key(None, "data-parallel replicas; null = world size / (tensor x pipeline x context)", minimum=1, maximum=MOST)
     context: int = key(1, "context-parallel ranks, which share every sequence", minimum=1, maximum=MOST)
     expert: int = key(1, "expert-parallel ranks, among those of tensor, context and data", minimum=1, maximum=MOST)
+    expert_tensor: int = key(1, "ranks that have a part of each expert's width, among the same ones; neighbours", minimum=1, maximum=MOST)
     micro_batch: int = key(1, "sequences in one micro-batch", minimum=1, maximum=MOST)
     schedule: str = key("1f1b", "pipeline schedule", choices=SCHEDULES)
     slices: int = key(1, "slices of every sequence, which sliced_1f1b computes one after the other", minimum=1, maximum=MOST)
