@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", Status.STOPPED: "yellow", Status.PRUNED: "dim"}
 
 
+EVERY_S = 2.0
+"""Seconds between looks at a watched sweep."""
+_SHARE = 10
+"""Looks take at most one part in so many of the time."""
+
+
 def main(argv: list[str]) -> int:
     """Prints the table; 0 however the trials stand."""
     arguments = parser().parse_args(argv)
@@ -62,7 +68,7 @@ def parser() -> VerbParser:
         "--watch",
         nargs="?",
         type=float,
-        const=2.0,
+        const=EVERY_S,
         metavar="SECONDS",
         help="until all trials have ended: a live table, read anew every 2 seconds; without a terminal a line for each change",
     )
@@ -72,18 +78,22 @@ def parser() -> VerbParser:
 
 
 def watch(store: Store, name: str | None, every_s: float) -> int:
-    """Shows a sweep until all its trials have ended: on a terminal a live table, elsewhere a line for each change of a trial's state. 0
-    however they end."""
+    """Shows a sweep until all its trials have ended and no command is at work on it: on a terminal a live table, elsewhere a line for each
+    change of a trial's state. 0 however they end."""
+    from launcher.sweep.at_work import at_work
     from launcher.sweep.progress import Watching
 
     name = name or store.sweep(None).name  # a newer sweep does not take its place
     sweep = caught_up(store, lambda: _asked_for(store, name))
     watching = Watching(sweep.name, sweep.records)
     try:
-        while not all(record.status.final for record in sweep.records):
-            time.sleep(every_s)
+        took = 0.0
+        while at_work(store, name) or not all(record.status.final for record in sweep.records):
+            time.sleep(max(every_s, _SHARE * took))
+            began = time.process_time()
             sweep = caught_up(store, lambda: _asked_for(store, name))
             watching.update(sweep.records)
+            took = time.process_time() - began
     finally:
         watching.close()
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -182,4 +181,13 @@ def _right(words: str, room: int) -> str:
 
 
 def _wrapped(words: str, width: int, most: int) -> list[str]:
-    return textwrap.wrap(shown(words), width, max_lines=most, placeholder=" …", subsequent_indent="  ")
+    """Returns the text in ``most`` lines of at most ``width`` columns; what does not fit is cut."""
+    lines = [""]
+    for word in shown(words).split():
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(longer) > width and lines[-1].strip():
+            lines.append(f"  {word}")
+        else:
+            lines[-1] = longer
+    kept = lines[:most] if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} …"]
+    return [_fit(line, width).rstrip() for line in kept]
