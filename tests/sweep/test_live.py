@@ -165,7 +165,7 @@ def test_a_terminal_of_any_width_shows_the_table_once_after_every_change_of_its_
         assert process.stdin is not None
         for width, height in ((80, 24), (40, 12), (160, 30)):
             screen.tmux("resize-window", "-x", str(width), "-y", str(height))
-            title = {160: "trial       id", 80: "elapsed", 40: "step  left"}[width]
+            title = {160: "id      step", 80: "elapsed", 40: "step  left"}[width]
             lines = until(lambda title=title: shown("run.seed=0", title))  # type: ignore[misc]
             assert sum(line.startswith("run.seed=0 ") for line in lines) == 1 and ("elapsed" in "".join(lines)) == (width > 40)
         process.stdin.write("1\n")
