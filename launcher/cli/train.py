@@ -1,8 +1,8 @@
 """``trireme train``: Hydra composes one run, or a sweep with ``-m``; the sweep loop runs it.
 
-Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cfg job``, ``--config-dir``, ``hydra/sweeper=...``. Four
-flags are ours: ``--help``, ``--dry-run`` prints what would be submitted, ``--keys`` explains every key, ``--schema`` prints the JSON schema
-of the configuration for editors.
+Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cfg job``, ``--config-dir``, ``hydra/sweeper=...``. Five
+flags are ours: ``--help``, ``--dry-run`` prints what would be submitted, ``--detach`` goes on in the background, ``--keys`` explains every
+key, ``--schema`` prints the JSON schema of the configuration for editors.
 """
 
 from __future__ import annotations

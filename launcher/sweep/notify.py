@@ -31,7 +31,7 @@ def notify(target: str, sweep: Sweep, error: BaseException | None, elapsed_s: fl
     try:
         (_post if is_address(target) else _run)(target, told)
     except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as trouble:
-        return one_line(f"{type(trouble).__name__}: {trouble}", LONGEST)
+        return one_line(trouble, LONGEST)
     return ""
 
 
@@ -84,7 +84,7 @@ def _run(command: str, told: dict[str, Any]) -> None:
         command, shell=True, env=os.environ | variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
     )
     if ran.returncode:
-        raise ValueError(f"exit code {ran.returncode} {ran.stderr}")
+        raise ValueError(f"exit code {ran.returncode} {ran.stderr}".strip())
 
 
 def _post(address: str, told: dict[str, Any]) -> None:
