@@ -68,11 +68,12 @@ def test_trials_that_run_or_failed_stand_above_those_that_wait() -> None:
 
 
 def test_reasons_of_a_queue_are_counted_below_the_rows() -> None:
-    records = [record for record in drawn(random.Random(2), 60) if record.status is Status.SUBMITTED]
+    records = [record for record in drawn(random.Random(2), 150) if record.status is Status.SUBMITTED]
     for place, record in enumerate(records):
         record.detail = "waits: Priority" if place else "waits: Resources"
-    words = [line.plain for line in LiveView("demo", records).lines(80, 60)]
-    assert words[-2:] == [f"{len(records) - 1} waiting: Priority", "1 waiting: Resources"]
+    for height in (12, 60):
+        words = [line.plain for line in LiveView("demo", records).lines(80, height)]
+        assert words[-2:] == [f"{len(records) - 1} waiting: Priority", "1 waiting: Resources"]
 
 
 def planned(number: int, status: Status, per_step: float | None, gone: float = 0.0) -> Record:

@@ -12,8 +12,8 @@ DEFECTS = [
     Defect(
         "lines of the live table are counted in characters, not in columns",
         LIVE,
-        "        if cell_len(longer) > width and lines[-1].strip():",
-        "        if len(longer) > width and lines[-1].strip():",
+        "return set_cell_size(words, room) if cell_len(words) <= room else",
+        "return words if len(words) <= room else",
         PICTURE,
     ),
     Defect(
