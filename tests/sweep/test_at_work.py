@@ -35,7 +35,12 @@ def test_a_sweep_in_the_background_outlives_its_terminal_and_is_attached_to_and_
     assert terminal.process.wait(600) == 0, terminal.text
     assert "trireme attach bg" in terminal.text
     process = int(terminal.text.partition("as process ")[2].split(",")[0])
-    request.addfinalizer(lambda: psutil.pid_exists(process) and os.kill(process, signal.SIGTERM))
+
+    def end() -> None:
+        if psutil.pid_exists(process):
+            os.kill(process, signal.SIGTERM)
+
+    request.addfinalizer(end)
     folder = running(tmp_path / "runs")
     terminal.hang_up()
     store = Store(tmp_path / "runs")
