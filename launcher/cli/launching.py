@@ -1,4 +1,4 @@
-"""What the verbs that start trials share on their command lines: the first word, and going on in the background."""
+"""Shared options of the verbs that start trials: the first word, and going on in the background."""
 
 from __future__ import annotations
 

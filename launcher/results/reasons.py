@@ -1,4 +1,4 @@
-"""Why the fastest trial wins, by the parts of a step, and which command may find a faster one. Pure."""
+"""Reasons for which the fastest trial wins, by the parts of a step, and commands that may find a faster one. Pure."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ MOST_ROWS, MOST_REASONS = 30, 3
 STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", Status.STOPPED: "yellow", Status.PRUNED: "dim"}
 WORDS = {Status.SUBMITTED: "waiting"}
 _ORDER = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.SUBMITTED, Status.PLANNED, Status.DONE)
-"""Which trials get a row first where there is no room for all."""
+"""The order in which trials get a row where there is no room for all."""
 
 
 @dataclass(frozen=True)
 class LiveRow:
-    """What one trial's row says."""
+    """The words of one trial in the table."""
 
     label: str
     trial: str  # its id
@@ -102,7 +102,7 @@ class LiveView:
         return f"{what} {self._name}: " + "; ".join([shown_counts(self._records), *([", ".join(clocks)] if clocks else [])])
 
     def _reasons(self) -> list[str]:
-        """Why trials wait, the commonest reasons first."""
+        """Returns the reasons for which trials wait, the commonest first."""
         waiting = Counter(record.detail for record in self._records if record.status is Status.SUBMITTED and record.detail)
         return [f"{count} waiting: {one_line(words.removeprefix('waits: '))}" for words, count in waiting.most_common(MOST_REASONS)]
 

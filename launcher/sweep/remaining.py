@@ -1,4 +1,4 @@
-"""How long a sweep still takes: predictions, corrected by what its ended trials have measured."""
+"""The time that a sweep still takes: predictions, corrected by what its ended trials have measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.shared.records.trial_files import positive
 
 @dataclass(frozen=True)
 class Pace:
-    """What ended trials teach about the others: medians over those that are done."""
+    """Lessons of ended trials for the others: medians over those that are done."""
 
     ratio: float = 1.0  # of measured to predicted step time
     beside_s: float = 0.0  # seconds of a trial beside its steps: start, warm-up, end
