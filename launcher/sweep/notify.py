@@ -36,7 +36,7 @@ def notify(target: str, sweep: Sweep, error: BaseException | None, elapsed_s: fl
 
 
 def check_notify(target: str | None) -> None:
-    """Raises ``ConfigError`` for what is neither a command nor an address."""
+    """Raises ``ConfigError`` for other text than a command or an address."""
     if target is None:
         return
     scheme, separator, rest = target.partition("://")

@@ -181,7 +181,7 @@ class Watching:
         _with_time(f"sweep {name}: {shown_counts(records)}")
 
     def update(self, records: Sequence[Record]) -> None:
-        """Reports what has changed since the last call."""
+        """Reports the changes since the last call."""
         self._shown.update(records)
         for record in records:
             if (now := _stage_of(record)) != self._known.get(record.id, (Status.PLANNED, 0)):
