@@ -26,6 +26,7 @@ GROUPS = {
     },
     "look": {
         "status": "how a sweep's trials stand",
+        "attach": "the live table of a sweep that is being run, in the background too",
         "logs": "print or follow a trial's logs",
         "cancel": "stop a sweep or a trial",
         "rank": "order a sweep's trials by measured step time",

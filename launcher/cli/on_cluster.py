@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from launcher.config import Config
     from launcher.search.policy import P, Searchable
+    from launcher.sweep.at_work import Command
     from launcher.sweep.search import SearchOutcome, Tell
 
 FOLDER = Path("runs") / "recipe"
@@ -31,7 +32,7 @@ def name_of_search(config: Config, overrides: Sequence[str]) -> str:
 
 
 def searched(
-    name: str, problem: Searchable[P], overrides: Sequence[str], tell: Tell, keep: Callable[[SearchOutcome[P]], object] = lambda _: None
+    name: str, problem: Searchable[P], overrides: Sequence[str], tell: Tell, keep: Callable[[SearchOutcome[P]], object], command: Command
 ) -> SearchOutcome[P] | None:
     """Runs the search of ``problem`` on its cluster; None after a dry run. ``keep`` writes results for MLflow, too."""
     from launcher.backends.pool import Backends
@@ -50,7 +51,7 @@ def searched(
     mirror = MlflowMirror(config.sweep.dir, name, config.sweep.mlflow_wait_s, config.tracking.loggers)
     mirror.begin()
     with Backends() as backends:
-        found = search(name, problem, backends, base, tell=tell)
+        found = search(name, problem, backends, base, tell, [command])
     keep(found)
     mirror.close()
     mirror.finish(0 if found.interrupted else None)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.console import Column, fitted_table, wide_console
+from launcher.cli.launching import add_detach, check_detach, first_word
 from launcher.cli.overrides import NamedOption, add_folder, add_set, key_of
 from launcher.cli.parser import VerbParser
 from launcher.named_files import check_folder
@@ -34,6 +35,8 @@ examples:
 def main(argv: list[str]) -> int:
     """0 when every stage is there, 1 when one failed, 2 for wrong input."""
     arguments = parser().parse_intermixed_args(argv)
+    check_detach(arguments.detach, dry_run=arguments.dry_run, json=arguments.json, in_cluster=arguments.in_cluster)
+    first_word()
     from launcher.stages.graph import choose, read_pipeline
     from launcher.stages.plan import plan
     from launcher.stages.runner import check_inputs_there, check_stages
@@ -55,7 +58,7 @@ def main(argv: list[str]) -> int:
             print(json.dumps({"pipeline": name, "stages": [_plain(item, _state(item, wanted)) for item in planned]}, indent=1))
         return 0
     confirm_stages(wanted)
-    outcomes = _run(name, wanted)
+    outcomes = _run(name, wanted, arguments.detach)
     if arguments.json:
         print(json.dumps({"pipeline": name, "stages": [_plain(o.planned, o.status, o.detail) for o in outcomes]}, indent=1))
     else:
@@ -90,18 +93,23 @@ def _send(name: str, stages: Sequence[Stage], overrides: list[str], arguments: a
     return 0
 
 
-def _run(name: str, wanted: list[PlannedStage]) -> list[Outcome]:
-    """Runs missing stages and has them copied to MLflow."""
+def _run(name: str, wanted: list[PlannedStage], detach: bool) -> list[Outcome]:
+    """Runs missing stages, in the background with ``detach``, and has them copied to MLflow."""
     from launcher.stages.runner import run_stages
+    from launcher.sweep.at_work import Command
     from launcher.tracking import process
 
+    settings = wanted[0].config.sweep
+    command = Command(settings.dir, name, settings.notify)
     if any(item.made is None for item in wanted):
-        from launcher.sweep.multirun import check_tracking_of  # and with it the cost model
+        from launcher.sweep.multirun import check_tracking_of, dir_option  # and with it the cost model
 
         check_tracking_of(wanted[0].config)
-    settings = wanted[0].config.sweep
+        if detach:
+            command.detach(dir_option(settings.dir))
     mirror = process.MlflowMirror(settings.dir, name, settings.mlflow_wait_s, wanted[0].config.tracking.loggers)
-    outcomes = run_stages(name, wanted, [mirror])
+    with command:
+        outcomes = run_stages(name, wanted, [mirror, command])
     if any(outcome.status != "reused" for outcome in outcomes):
         mirror.finish(0 if any(outcome.status == "submitted" for outcome in outcomes) else None)
     return outcomes
@@ -122,6 +130,7 @@ def parser() -> VerbParser:
         help="Kubernetes: run this command as a Job of that image (deploy/Dockerfile, target launcher)",
     )
     made.add_argument("--json", action="store_true", help="one JSON document instead of tables")
+    add_detach(made)
     add_folder(made, "folder of config groups of your own, such as DIR/pipeline/NAME.yaml")
     return made
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import calibrate, recipes
 from launcher.cli.console import emit
+from launcher.cli.launching import add_detach, check_detach, first_word
 from launcher.cli.on_cluster import alone, name_of_search, recipe_path, say, searched
 from launcher.cli.overrides import NamedOption, add_overrides, goal_asked, typed
 from launcher.cli.parser import VerbParser
@@ -55,13 +56,15 @@ def main(argv: list[str]) -> int:
     from launcher.config import compose
     from launcher.goals.goal import Asked
 
+    check_detach(arguments.detach, replay=arguments.replay, json=arguments.json)
     if arguments.replay is not None:
         return replay(arguments)
+    first_word()
     if arguments.only is not None:
         raise ConfigError(f"--only={arguments.only} names sweeps of a table; give the table with --replay")
     goal, config, wanted = goal_asked(arguments.overrides, arguments.config_dir)
     asked = Asked(arguments.overrides, lambda words: compose(words, arguments.config_dir))
-    return run(goal, config, compose(alone(config), arguments.config_dir), asked, wanted, arguments.json)
+    return run(goal, config, compose(alone(config), arguments.config_dir), asked, wanted, arguments.json, arguments.detach)
 
 
 def parser() -> VerbParser:
@@ -70,6 +73,7 @@ def parser() -> VerbParser:
     made.add_argument("--replay", action=NamedOption, metavar="CSV", help="search this table's sweeps, not a cluster (in a checkout)")
     made.add_argument("--only", action=NamedOption, metavar="TEXT", help="replay: only sweeps whose name contains this")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    add_detach(made)
     return made
 
 
@@ -106,10 +110,15 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
     return run(goal_of(config.task, config.goal), config, default, asked, wanted)
 
 
-def run(goal: Goal, config: Config, default: Config, asked: Asked, wanted: Wanted, as_json: bool = False) -> int:
+def run(
+    goal: Goal, config: Config, default: Config, asked: Asked, wanted: Wanted, as_json: bool = False, detach: bool = False
+) -> int:
     """Searches and reports. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values."""
+    from launcher.sweep.at_work import Command
+    from launcher.sweep.multirun import dir_option
     from launcher.trials.store import Store
 
+    check_detach(detach, dry_run=config.dry_run)
     overrides = asked.overrides
     goal.check(config)
     name = name_of_search(config, overrides)
@@ -117,20 +126,25 @@ def run(goal: Goal, config: Config, default: Config, asked: Asked, wanted: Wante
     for path in paths.values():
         check_file(path, "search.recipe")
     check_folder(config.sweep.dir, "sweep.dir")
+    command = Command(config.sweep.dir, name, config.sweep.notify)
     search = goal.search(config, wanted, asked)
     say(f"search {name}: {search.size()}")
     if not config.dry_run:
         ask(search.most_gpu_hours(), config)
-    found = searched(
-        name, search.problem, overrides, lambda *trial: say(search.line(*trial)),
-        lambda found: Store(config.sweep.dir).write_front(name, front) if found.trials and (front := search.front(found)) else None,
-    )  # fmt: skip
-    if found is None:
-        return 0
-    document = search.document(name, found, write(name, search, found, paths, default, overrides))
-    emit(Answer(document, goal.shown(document)), as_json)
-    if found.interrupted:
-        raise found.interrupted
+    if detach:
+        command.detach(dir_option(config.sweep.dir))
+    with command:
+        found = searched(
+            name, search.problem, overrides, lambda *trial: say(search.line(*trial)),
+            lambda found: Store(config.sweep.dir).write_front(name, front) if found.trials and (front := search.front(found)) else None,
+            command,
+        )  # fmt: skip
+        if found is None:
+            return 0
+        document = search.document(name, found, write(name, search, found, paths, default, overrides))
+        emit(Answer(document, goal.shown(document)), as_json)
+        if found.interrupted:
+            raise found.interrupted
     return 0 if search.won(found) and not found.unfinished else 1
 
 

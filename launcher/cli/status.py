@@ -13,7 +13,7 @@ from launcher.cli.arguments import caught_up
 from launcher.cli.console import Column, fitted_table, print_list, wide_console
 from launcher.cli.overrides import NamedOption
 from launcher.cli.parser import VerbParser
-from launcher.labels import one_line, shown
+from launcher.labels import one_line
 from trainer.shared.records.outcome import Status
 from trainer.shared.run.errors import ConfigError
 
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 
 _STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", Status.STOPPED: "yellow", Status.PRUNED: "dim"}
+
+
+EVERY_S = 2.0
+"""Seconds between looks at a watched sweep."""
+_SHARE = 10
+"""Looks take at most one part in so many of the time."""
 
 
 def main(argv: list[str]) -> int:
@@ -62,9 +68,9 @@ def parser() -> VerbParser:
         "--watch",
         nargs="?",
         type=float,
-        const=2.0,
+        const=EVERY_S,
         metavar="SECONDS",
-        help="until all trials have ended: the table anew every 2 seconds; without a terminal a line for each change",
+        help="until all trials have ended: a live table, read anew every 2 seconds; without a terminal a line for each change",
     )
     made.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     made.add_argument("--dir", action=NamedOption, default="runs", help="folder of all trials and sweeps (default: %(default)s)")
@@ -72,27 +78,25 @@ def parser() -> VerbParser:
 
 
 def watch(store: Store, name: str | None, every_s: float) -> int:
-    """Shows a sweep until all its trials have ended: on a terminal the table anew, elsewhere a line for each change of a trial's state. 0
-    however they end."""
-    from launcher.trials.labels import outcome, state, trial_labels
+    """Shows a sweep until all its trials have ended and no command is at work on it: on a terminal a live table, elsewhere a line for each
+    change of a trial's state. 0 however they end."""
+    from launcher.sweep.at_work import at_work
+    from launcher.sweep.progress import Watching
 
-    console, known = wide_console(), dict[str, str]()
     name = name or store.sweep(None).name  # a newer sweep does not take its place
-    while True:
-        sweep = caught_up(store, lambda: _asked_for(store, name))
-        if console.is_terminal:
-            console.clear()
-            _show(console, sweep)
-        else:
-            labels = trial_labels(sweep.records)
-            for record in sweep.records:
-                if known.get(record.id) != (now := state(record)):
-                    known[record.id] = now
-                    words = outcome(record) if record.status.final else now
-                    print(shown(f"{time.strftime('%H:%M:%S')}  {record.id}  {labels[record.id]}: {one_line(words)}"), flush=True)
-        if all(record.status.final for record in sweep.records):
-            return 0
-        time.sleep(every_s)
+    sweep = caught_up(store, lambda: _asked_for(store, name))
+    watching = Watching(sweep.name, sweep.records)
+    try:
+        took = 0.0
+        while at_work(store, name) or not all(record.status.final for record in sweep.records):
+            time.sleep(max(every_s, _SHARE * took))
+            began = time.process_time()
+            sweep = caught_up(store, lambda: _asked_for(store, name))
+            watching.update(sweep.records)
+            took = time.process_time() - began
+    finally:
+        watching.close()
+    return 0
 
 
 def _asked_for(store: Store, name: str | None) -> Sweep:

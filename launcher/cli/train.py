@@ -1,8 +1,8 @@
 """``trireme train``: Hydra composes one run, or a sweep with ``-m``; the sweep loop runs it.
 
-Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cfg job``, ``--config-dir``, ``hydra/sweeper=...``. Four
-flags are ours: ``--help``, ``--dry-run`` prints what would be submitted, ``--keys`` explains every key, ``--schema`` prints the JSON schema
-of the configuration for editors.
+Everything after the verb is Hydra's own command line: overrides, ``-m``, ``--cfg job``, ``--config-dir``, ``hydra/sweeper=...``. Five
+flags are ours: ``--help``, ``--dry-run`` prints what would be submitted, ``--detach`` goes on in the background, ``--keys`` explains every
+key, ``--schema`` prints the JSON schema of the configuration for editors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launcher.cli.launching import DETACH, DETACH_HELP, check_detach, first_word
 from launcher.cli.main import plain
 from launcher.cli.overrides import add_keys
 from launcher.cli.parser import VerbParser
@@ -42,6 +43,14 @@ def main(argv: list[str]) -> int:
         from launcher.cli.keys import print_keys, print_schema
 
         return (print_keys if "--keys" in argv else print_schema)([a for a in argv if not a.startswith("-")])
+    overrides, detach = [_dry_run(a) for a in argv if a != DETACH], DETACH in argv
+    flags, plain = _split(overrides)
+    prints = {"-sc", "--shell-completion", "--cfg", "-c", "--info", "-i", "--hydra-help"} & {flag.partition("=")[0] for flag in flags}
+    check_detach(detach, dry_run=any(word.startswith("dry_run=") for word in plain))
+    if detach and "hydra/sweeper=trireme" in plain:
+        raise ConfigError(f"{DETACH}: a search goes on in the background with 'trireme search {DETACH} ...'")
+    if not prints:
+        first_word()
     import hydra
 
     from launcher.config import conf_dir
@@ -50,11 +59,9 @@ def main(argv: list[str]) -> int:
     from launcher.config.text_keys import in_quotes, several_texts, split
     from launcher.sweep.multirun import Multirun
 
-    overrides = [_dry_run(a) for a in argv]
-    flags, plain = _split(overrides)
     flags = [{"--config-path": "--config-dir", "-cp": "-cd"}.get(flag, flag) for flag in flags]  # there are groups of ours beside
     register_schema()
-    sweep = Multirun(plain)
+    sweep = Multirun(plain, detach)
     several = bool({"-m", "--multirun"} & set(flags))
     for text in filter(several_texts, plain if several else ()):
         key, _, value = text.partition("=")
@@ -69,14 +76,14 @@ def main(argv: list[str]) -> int:
     try:
         with plain_errors():
             hydra.main(**hydra_behaviour(), config_path=str(conf_dir()), config_name=PRIMARY)(sweep.train)()
-    except KeyboardInterrupt:
-        sweep.finish(0)
-        raise
     except OSError as error:
         sweep.error = error
+    except BaseException as error:
+        sweep.finish(0, error)
+        raise
     if isinstance(sweep.error, OSError):
         raise _by_key(sweep.error, sweep.folder)
-    sweep.finish()
+    sweep.finish(error=sweep.error)
     if sweep.error is not None:
         raise sweep.error
     return sweep.exit_code
@@ -90,6 +97,7 @@ def parser() -> VerbParser:
     made.add_argument("-m", "--multirun", action="store_true", help="every combination of several values is a trial")
     made.add_argument("--dry-run", nargs="?", choices=("client", "server"), help="print what would be submitted; start nothing")
     made.add_argument("--keys", nargs="*", metavar="WORD", help="explain every key, or those about a word")
+    made.add_argument(DETACH, action="store_true", help=DETACH_HELP)
     made.add_argument("--schema", nargs="?", metavar="SECTION", help="the JSON schema of configuration files, for editors")
     made.add_argument(
         "--cfg", "-c", choices=("job", "hydra", "all"), metavar="WHAT", help="print the configuration (job, hydra or all) and stop"

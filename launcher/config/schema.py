@@ -165,6 +165,11 @@ class SweepConfig:
         "background, and in a container, which ends with the command, until it is copied",
         minimum=0,
     )
+    notify: Optional[str] = key(
+        None,
+        "what train, search and run do at their end: a command for the shell, which finds the outcome in TRIREME_SWEEP, TRIREME_OUTCOME, "
+        "TRIREME_TEXT and others, or the https:// address of a webhook, which gets the same as JSON",
+    )
 
 
 @dataclass

@@ -22,6 +22,7 @@ from launcher.results.measurements import measure, newest_logs, read_timeline, t
 from launcher.results.plots import Series
 from launcher.results.predicted_timeline import foreseen
 from launcher.results.ranking import Measurement, leaders, problem, rank
+from launcher.results.reasons import largest_differences, next_commands
 from launcher.results.timeline import Timeline
 from launcher.trials.labels import trial_labels
 from launcher.trials.store import Record, Sweep
@@ -92,11 +93,13 @@ def page(sweep: Sweep) -> dict[str, Any]:
     predicted = [s for s in series if s.predicted]
     failed = [trial for trial in trials if trial.measured.status in (Status.FAILED, Status.STOPPED, Status.PRUNED)]
     curves = arms.curves_of(sweep.front)
+    best = leaders([trial.measured for trial in trials])
     optional = ("predicted_step_time_s", "predicted_memory_bytes", "mfu", "price")
     return {
         "sweep": sweep, "trials": trials, "made": stamp(time.time()), "created": stamp(sweep.created), "facts": facts(trials),
         "told": told(timed[0].record) if timed else {},
-        "best": leaders([trial.measured for trial in trials]), "names": {trial.measured.trial: trial.name for trial in trials},
+        "best": best, "why": why(trials), "next": next_commands([trial.record for trial in trials if trial.measured in best]),
+        "names": {trial.measured.trial: trial.name for trial in trials},
         "slowest": timed[-1] if len(timed) > 1 else None, "counts": counts(trials), "labels": labels,
         "spent": labels.spent([(trial.measured.gpu_hours, trial.measured.price) for trial in trials if trial.record.config]),
         "step_times": plots.step_times(series) if series else None,
@@ -110,6 +113,21 @@ def page(sweep: Sweep) -> dict[str, Any]:
         "lineage": lineage.picture(sweep.records),
         "any": {name: any(getattr(trial.measured, name) for trial in trials) for name in optional},
     }  # fmt: skip
+
+
+def why(trials: Sequence[ReportedTrial]) -> dict[str, Any] | None:
+    """Returns the fastest trial, the fastest that it can be told from, and the largest differences of their measured and predicted steps;
+    None where there is nothing to compare."""
+    ranked = [trial for trial in trials if trial.measured.place and trial.series.times]
+    other = next((trial for trial in ranked[1:] if not trial.measured.tied_with_best), None)
+    if other is None:
+        return None
+    sources = {
+        "measured": [split(trial).parts for trial in (ranked[0], other)],
+        "predicted": [_amounts((trial.record.predicted or {}).get("parts")) for trial in (ranked[0], other)],
+    }
+    found = {name: largest_differences(*parts) for name, parts in sources.items()}
+    return {"winner": ranked[0], "other": other, "parts": found} if any(found.values()) else None
 
 
 def told(record: Record) -> dict[str, str]:

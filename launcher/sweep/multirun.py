@@ -19,6 +19,7 @@ from launcher.console import say
 from launcher.cost import Prediction, predict
 from launcher.cost.thresholds import CANNOT_FIT
 from launcher.named_files import check_folder
+from launcher.sweep.at_work import Command
 from launcher.sweep.bill import confirm, of_points
 from launcher.sweep.dry_run import print_requests
 from launcher.sweep.run import Point, run_sweep
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
 class Multirun:
     """One ``trireme train`` command: gathers the records of everything that it ran. ``train`` is the task that Hydra calls."""
 
-    def __init__(self, overrides: Sequence[str]):
-        self.overrides = tuple(overrides)
+    def __init__(self, overrides: Sequence[str], detach: bool = False):
+        """``detach``: goes on in the background once its first trials are known."""
+        self.overrides, self._detach = tuple(overrides), detach
         self.records: list[Record] = []
         self.folder = ""  # of the trials, once it is known
         self.error: ConfigError | OSError | None = None
+        self._command: Command | None = None
         self._mirrors: dict[tuple[str, str], process.MlflowMirror] = {}  # a sweeper may come back with more jobs for the same sweep
 
     def train(self, composed: DictConfig) -> float:
@@ -74,7 +77,11 @@ class Multirun:
         if len(points) == 1 and points[0].config is not None:
             _say_grid(points[0].config)
         _say_predictions(points)
+        command = self._command or Command(settings.dir, name, settings.notify)
         confirm(of_points(points, settings), settings.confirm_gpu_hours, "predicted")
+        if self._detach and self._command is None:
+            command.detach(dir_option(settings.dir))
+        self._command = command
         if (settings.dir, name) not in self._mirrors:
             if _starts_something(points, settings):
                 check_tracking_of(jobs[0][1])
@@ -82,16 +89,19 @@ class Multirun:
                 settings.dir, name, settings.mlflow_wait_s, jobs[0][1].tracking.loggers
             )
         with Backends() as backends:
-            records = run_sweep(name, points, settings, backends, [self._mirrors[settings.dir, name]])
+            records = run_sweep(name, points, settings, backends, [self._mirrors[settings.dir, name], command])
         self.records += records
         _say_what_next(name, records, settings)
         return [_objective(record) for record in records]
 
-    def finish(self, patience_s: float | None = None) -> None:
-        """Ends the command: copies the rest to MLflow, waiting if something was measured, else in the background."""
+    def finish(self, patience_s: float | None = None, error: BaseException | None = None) -> None:
+        """Ends the command, by ``error`` if there is one: copies the rest to MLflow, waiting if something was measured, else in the
+        background."""
         measured = all(record.status.final for record in self.records)
         for mirror in [mirror for mirror in self._mirrors.values() if mirror.begun]:  # of a sweep that was refused there is nothing to copy
             mirror.finish(patience_s if measured else 0)
+        if self._command is not None:
+            self._command.end(error)
 
     @property
     def exit_code(self) -> int:

@@ -52,7 +52,7 @@ def run_sweep(
         _say_what_changed(points, records, settings)
         active = _active_trials(points, records, settings, backends)
         _drop_stale_requests(store, locks, active)
-        watchers = [progress_for(name, records, active), *observers]
+        watchers = [progress_for(name, records, active, lambda: store.sweep(name).records), *observers]
         for watcher in watchers:
             watcher.begin()
         loop = Loop(store, locks, settings, name, launcher_name(), watchers)

@@ -22,6 +22,7 @@ from launcher.results.ranking import Measurement, agreeing, compared
 from launcher.results.ranking import measurement as as_ranked
 from launcher.search.policy import P, Policy, Searchable, SearchTrial, Stop, TrialObservation
 from launcher.search.steps import OWN_STEPS, ending, enough_of, known_to, noise_of, scatter_of
+from launcher.sweep.observer import Observer
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.spent import held_s, lost_s, step_seconds
 from launcher.trials.store import Record, Store
@@ -49,7 +50,12 @@ class SearchOutcome(Generic[P]):
 
 
 def search(
-    name: str, problem: Searchable[P], backends: Backends, overrides: Sequence[str] = (), tell: Tell = lambda *_: None
+    name: str,
+    problem: Searchable[P],
+    backends: Backends,
+    overrides: Sequence[str] = (),
+    tell: Tell = lambda *_: None,
+    observers: Sequence[Observer] = (),
 ) -> SearchOutcome[P]:
     """Runs the search ``name`` to its end. ``overrides`` are every trial's, besides its layout, for the record."""
     config = problem.config
@@ -61,7 +67,7 @@ def search(
         while not isinstance(proposed := found.policy.ask(config.search.parallel), Stop):
             enough = enough_of(config.search) if isinstance(found.policy, Policy) else 0.0
             watch = _Watch(store, enough, scatter_of(measured_steps(record) for _, record, _ in found.trials))
-            for trial, record, measured in _measure(name, problem, proposed, overrides, settings, watch, backends):
+            for trial, record, measured in _measure(name, problem, proposed, overrides, settings, watch, backends, observers):
                 if not record.status.final:
                     found.unfinished, found.reason = True, "the cluster does not answer; the same command continues"
                     return found
@@ -105,13 +111,14 @@ def _measure(
     settings: SweepConfig,
     watch: _Watch,
     backends: Backends,
+    observers: Sequence[Observer],
 ) -> list[tuple[SearchTrial, Record, TrialObservation]]:
     points = [_point(problem, trial, overrides, watch.reasons) for trial in trials]
     for trial, point in zip(trials, points):
         if point.config is not None:
             watch.cuts[point.trial] = trial.prune_above_s
     started = time.monotonic()
-    records = run_sweep(name, points, settings, backends, [watch])
+    records = run_sweep(name, points, settings, backends, [watch, *observers])
     hours = (time.monotonic() - started) / 3600 / len(records)
     return [(trial, record, measurement(record, hours, watch.enough, watch.scatter)) for trial, record in zip(trials, records)]
 

@@ -36,7 +36,7 @@ TRAINER = (
     *("convert", "measure"),
 )
 PREDICTION = ("cost", "planning", "tables")
-LAUNCHER = ("sweep", "trials", "slurm", "kubernetes", "config", "stages", "tracking", "hydra")
+LAUNCHER = ("sweep", "watching", "trials", "slurm", "kubernetes", "config", "stages", "tracking", "hydra")
 AT_LEAST = {TRAINER: 24, PREDICTION: 8, LAUNCHER: 20}
 """Defects of several rooms together: what a test is measured by before it leaves the gate."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import xml.etree.ElementTree as xml
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli import report as report_verb
+from launcher.config import compose
 from launcher.results import plots, report, timeline
 from launcher.results.plots import Series
 from launcher.results.predicted_timeline import foreseen
+from launcher.results.reasons import largest_differences, next_commands
 from launcher.results.svg import Scale
 from launcher.results.timeline import Timeline, covered
 from launcher.trials.store import Point, Store
-from tests.results.trial_files import SweepOnDisk, demo_sweep, losses, point, write_json
+from tests.results.trial_files import STEPS, SweepOnDisk, demo_sweep, losses, point, seeded, write_json
 from tests.tracking.headless import Page
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
@@ -266,6 +269,8 @@ def test_output_that_cannot_be_written_is_one_plain_error(tmp_path: Path) -> Non
 def test_browser_draws_the_page_from_disk_without_a_request(tmp_path: Path, page: Page, dark: bool) -> None:
     sweep = demo_sweep(tmp_path)
     sweep.failed(point(1, 2), Reason.ERROR, HOSTILE, log=HOSTILE)
+    sweep.done(seeded(7), 0.1, step_split_s={"forward": 0.08, "communication": 0.02})
+    sweep.done(seeded(8), 0.15, step_split_s={"forward": 0.07, "communication": 0.06})
     path = tmp_path / "report.html"
     path.write_text(report.render(Store(tmp_path).sweep()))
     page.prefer(dark)
@@ -281,6 +286,8 @@ def test_browser_draws_the_page_from_disk_without_a_request(tmp_path: Path, page
     page.resize(390, 844)  # a phone
     wide = "[document.documentElement, document.querySelector('#ranking .wide')].every(e => e.scrollWidth <= e.clientWidth)"
     assert page.evaluate(wide), "nothing of the ranking is out of sight on a phone"
+    assert page.evaluate("document.querySelector('#why table').scrollWidth <= document.querySelector('main').clientWidth")
+    assert page.evaluate("parseFloat(getComputedStyle(document.querySelector('#why td')).fontSize) >= 12"), "small print"
 
 
 def test_losses_of_a_diverged_trial_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:
@@ -296,3 +303,37 @@ def test_stopped_trial_is_listed_with_its_reason(tmp_path: Path) -> None:
     sweep.add(point(2, 1), Status.STOPPED, Reason.CANNOT_WIN, "0.9 s a step cannot reach 0.2 s")
     text = Structure(rendered(sweep)).text
     assert "cannot win" in text and "0.9 s a step cannot reach 0.2 s" in text
+
+
+def test_the_parts_that_make_the_winner_faster_are_the_largest_differences_first() -> None:
+    found = largest_differences({"forward": 1.0, "bubble": 0.5, "data": 0.1}, {"forward": 1.2, "bubble": 0.1, "copies": 0.9, "data": 0.101})
+    assert [(each.part, round(each.saved, 3)) for each in found] == [("copies", 0.9), ("bubble", -0.4), ("forward", 0.2)]
+    assert largest_differences({}, {"forward": 1.0}) == []
+
+
+def test_the_report_says_why_the_fastest_wins_over_the_fastest_that_it_can_be_told_from(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    parts = {"matrix products": 0.05, "pipeline bubble": 0.01}
+    predicted = [{"step_time_s": 0.1, "memory_bytes": 2e7, "parts": parts | {"pipeline bubble": bubble}} for bubble in (0.01, 0.08)]
+    sweep.done(point(4, 1, predicted=predicted[0]), 0.2, step_split_s={"forward": 0.1, "backward": 0.05, "communication": 0.02})
+    sweep.done(point(2, 2), 0.2001, step_split_s={"forward": 0.1})  # cannot be told from it
+    sweep.done(point(1, 4, predicted=predicted[1]), 0.3, step_split_s={"forward": 0.1, "backward": 0.25, "communication": 0.02})
+    text = " ".join(Structure(rendered(sweep)).text.split())
+    said = text.partition("Why the fastest wins")[2].partition("What to try next")[0]
+    assert "t4 p1" in said and "t1 p4" in said and "t2 p2" not in said
+    figures = said.replace(" ", "")
+    assert "backwardmeasured50.0ms250ms200ms" in figures and "pipelinebubblepredicted10.0ms80.0ms70.0ms" in figures
+    assert "communication" not in said and "matrix products" not in said
+
+
+def test_what_to_try_next_is_a_command_that_composes_and_repeats_no_secret(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path)
+    first, second = sweep.done(seeded(1, "sweep.name=a b"), 0.2), sweep.done(seeded(2), 0.2)
+    commands = [shlex.split(command) for _, command in next_commands([first, second])]
+    assert [words[:2] for words in commands] == [["trireme", "train"], ["trireme", "train"], ["trireme", "search"]]
+    assert all(f"run.steps={4 * STEPS}" in words for words in commands[:2]) and "run.seed=1" in commands[0] and "run.seed=2" in commands[1]
+    for _, _, *words in commands:
+        assert compose(words).run.seed in (1, 2)
+    (only,) = next_commands([first])
+    assert only[1] == "trireme search model=gpt_tiny run.seed=1"
+    assert next_commands([sweep.done(seeded(3, "cluster.env.TOKEN=abc"), 0.2)]) == [] == next_commands([])

@@ -43,6 +43,10 @@ class Terminal:
     def text(self) -> str:
         return self._screen.decode(errors="replace")
 
+    def hang_up(self) -> None:
+        """Closes the terminal."""
+        os.close(self._keyboard)
+
     def end(self, how: str) -> int:
         """The exit code after ``how``."""
         if how == "Ctrl-C":
@@ -50,7 +54,7 @@ class Terminal:
         elif how == "SIGTERM":
             self.process.terminate()
         else:
-            os.close(self._keyboard)
+            self.hang_up()
         return self.process.wait(600)
 
 

@@ -84,4 +84,25 @@ DEFECTS = [
         "for record, m, _ in trials if record.id not in ids and m.place]",
         "tests/results/test_compare.py",
     ),
+    Defect(
+        "the report names the smallest differences as the reason",
+        "launcher/results/reasons.py",
+        "key=lambda each: -abs(each.saved)",
+        "key=lambda each: abs(each.saved)",
+        "tests/results/test_report.py",
+    ),
+    Defect(
+        "the report repeats a secret of the command",
+        "launcher/results/reasons.py",
+        'return _key(word).startswith("cluster.env")',
+        "return False",
+        "tests/results/test_report.py",
+    ),
+    Defect(
+        "the winner is compared with a trial that it cannot be told from",
+        "launcher/results/report.py",
+        "next((trial for trial in ranked[1:] if not trial.measured.tied_with_best), None)",
+        "next((trial for trial in ranked[1:]), None)",
+        "tests/results/test_report.py",
+    ),
 ]
