@@ -41,6 +41,7 @@ class Estimate:
     memory: Parts
     fits: np.ndarray
     behind_host: Parts  # of ``time``, what the device does while it waits for its host anyway
+    flops: Array  # model FLOPs of a step (nothing recomputed), all ranks
 
     @property
     def causes(self) -> Parts:
@@ -67,7 +68,8 @@ def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     counted = sum(needed[name] for name in peak.COUNTED)
     possible = np.minimum(fits(case, total(needed)), fits(case, counted, case.budget))
     done, factor = passes(case, held), case.device.time_factor
-    return Estimate(scale(_step(case, held, done), factor), needed, possible, scale(done.behind_host, factor))
+    flops = case.shape.model_flops() * case.global_batch
+    return Estimate(scale(_step(case, held, done), factor), needed, possible, scale(done.behind_host, factor), flops)
 
 
 def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray:

@@ -30,7 +30,7 @@ from trainer.shared.run.spans import SENTINELS
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 16, "muon": 14}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 16, "muon": 14, "phases": 8}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -168,6 +168,20 @@ def test_designed_layouts_cut_matrices_in_every_way(pytestconfig: pytest.Config)
     assert {states for context, states, _ in reached["muon with context"] if context} == {False, True}
     for name in ("nesterov", "cautious", "scale"):
         assert len(reached[f"muon.{name}"]) == 2
+
+
+def test_designed_phases_reach_what_any_phases_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["phases"], "phases")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("phases")}
+    assert reached["phases"] == {*itertools.product((1, 2), (False, True))} and reached["phases of batches"] == {False, True}
+    cut = [values[1:] for values in reached["phases over"] | reached["phases beside"] if values[0]]
+    for axis in range(3):
+        assert {values[axis] for values in cut} == {False, True}
+    for name in ("experts", "noise"):
+        assert {there for shorter, there in reached[f"phases with {name}" if name == "experts" else f"phases of {name}"] if shorter} == {
+            False,
+            True,
+        }
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:

@@ -24,13 +24,16 @@ LEFT: dict[str, Callable[[float], float]] = {
 """Share of the way to ``min_lr`` that is left after a share x of the decay, by ``optimizer.decay_style``."""
 
 
-def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
+def learning_rate(config: ResolvedOptimizerConfig, step: int, consumed: Callable[[int], int] = int) -> float:
     """Rate of step 0, 1, ...: linear warm-up over ``warmup_steps``, ``stable_steps`` at ``lr``, then a fall to ``min_lr`` at
-    ``decay_steps`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395; 1 - sqrt: Haegele et al. 2024, arXiv 2405.18392)."""
+    ``decay_steps`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395; 1 - sqrt: Haegele et al. 2024, arXiv 2405.18392).
+
+    Between those steps it goes with the tokens that so many steps have ``consumed``, in any unit."""
     if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+        return config.lr * consumed(step + 1) / consumed(config.warmup_steps)
     start = config.warmup_steps + config.stable_steps
-    progress = min(1.0, max(0, step - start) / max(1, config.decay_steps - start))
+    end = consumed(max(start, config.decay_steps)) - consumed(start)
+    progress = min(1.0, max(0, consumed(step) - consumed(start)) / max(1, end))
     return config.min_lr + (config.lr - config.min_lr) * LEFT[config.decay_style](progress)
 
 

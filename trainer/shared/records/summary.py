@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.flops import model_flops
+from trainer.shared.run.phases import phases_of
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import ResolvedTrainConfig
 
@@ -20,21 +22,31 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return middle, high - low
 
 
-def rates(config: ResolvedTrainConfig, step_time: float, ranks: int, recomputed_flops: float | None) -> dict[str, float | None]:
-    """Returns tokens per second, TFLOP/s per rank, and shares of the peak: MFU counts the model's FLOPs, HFU also those of recomputation.
+@dataclass(frozen=True)
+class TimedPhase:
+    """The step times of a phase of a run; those of a run without phases are one."""
 
-    Unknown values are None: shares without ``run.peak_tflops``, HFU without ``recomputed_flops``.
-    """
-    if not step_time:
-        return {"tokens_per_s": 0.0, "tflops_per_gpu": 0.0, "mfu": None, "hfu": None}
-    flops = model_flops(config.model, config.run.global_batch)
-    per_rank, peak = 1e12 * step_time * ranks, config.run.peak_tflops
-    return {
-        "tokens_per_s": tokens_per_step(config) / step_time,
-        "tflops_per_gpu": flops / per_rank,
-        "mfu": flops / per_rank / peak if peak else None,
-        "hfu": (flops + recomputed_flops) / per_rank / peak if peak and recomputed_flops is not None else None,
-    }
+    config: ResolvedTrainConfig  # as if all of the run was of it
+    steps: range  # their numbers in the run, from 1, as far as they are measured
+    share: float  # in the steps of all phases that are measured
+    median: float
+    spread: float
+
+
+def timed_phases(config: ResolvedTrainConfig, measured: Mapping[int, float]) -> list[TimedPhase]:
+    """Returns the phases of a run of which there are ``measured`` step times, by number of the step, from 1. The first ``run.warmup_steps``
+    of each are left out, where there are more."""
+    if not config.run.phases:
+        times = [seconds for step, seconds in measured.items() if step > config.run.warmup_steps] or list(measured.values())
+        return [TimedPhase(config, range(config.run.warmup_steps + 1, config.run.steps + 1), 1.0, *spread(times))]
+    found = []
+    for phase, steps in phases_of(config).reached(config.run.steps):
+        skipped = min(config.run.warmup_steps, steps - 1)
+        numbers = range(phase.first + skipped + 1, phase.first + steps + 1)
+        if times := [measured[step] for step in numbers if step in measured]:
+            found.append((phase.of(config), numbers, steps, *spread(times)))
+    whole = sum(steps for _, _, steps, *_ in found)
+    return [TimedPhase(own, numbers, steps / whole, *times) for own, numbers, steps, *times in found]
 
 
 def result_of(
@@ -42,13 +54,16 @@ def result_of(
     status: Status,
     attempt: int,
     series: Mapping[str, Sequence[float | None]],
-    measured: Sequence[float],
+    measured: Mapping[int, float],
     ranks: int,
-    recomputed_flops: float | None,
+    recomputed_flops: Callable[[ResolvedTrainConfig], float] | None = None,
 ) -> dict[str, Any]:
     """Returns the content of every ``result.json``, for any trainer. ``series``: losses, grad_norms and step_times_s by step; ``measured``:
-    the step times after the warm-up."""
-    step_time, step_spread = spread(measured)
+    step times by number of the step, from 1, of which the warm-up is left out; ``recomputed_flops`` of a step, if they are known.
+
+    The step time of a run with phases is its total time over its steps."""
+    phases = timed_phases(config, measured)
+    step_time, step_spread = (sum(each.share * getattr(each, name) for each in phases) for name in ("median", "spread"))
     stopped = status is Status.STOPPED
     return {
         "status": status.value,
@@ -58,10 +73,45 @@ def result_of(
         **series,
         "step_time_s": step_time,
         "step_time_spread_s": step_spread,
-        **rates(config, step_time, ranks, recomputed_flops),
+        **mean_rates(phases, step_time, ranks, recomputed_flops),
+        **({"phases": [_told(each, ranks, recomputed_flops) for each in phases]} if config.run.phases else {}),
         "world_size": ranks,
         "layout": to_dict(config.layout),
         "model": to_dict(config.model),
+    }
+
+
+def mean_rates(
+    phases: Sequence[TimedPhase], step_time: float, ranks: int, recomputed_flops: Callable[[ResolvedTrainConfig], float] | None
+) -> dict[str, float | None]:
+    """Returns tokens per second, TFLOP/s per rank, and shares of the peak, of steps that take ``step_time`` in the mean: MFU counts the
+    model's FLOPs, HFU also those of recomputation.
+
+    Unknown values are None: shares without ``run.peak_tflops``, HFU without ``recomputed_flops``.
+    """
+    if not step_time:
+        return {"tokens_per_s": 0.0, "tflops_per_gpu": 0.0, "mfu": None, "hfu": None}
+    flops = sum(each.share * model_flops(each.config.model, each.config.run.global_batch) for each in phases)
+    again = None if recomputed_flops is None else sum(each.share * recomputed_flops(each.config) for each in phases)
+    per_rank, peak = 1e12 * step_time * ranks, phases[0].config.run.peak_tflops
+    return {
+        "tokens_per_s": sum(each.share * tokens_per_step(each.config) for each in phases) / step_time,
+        "tflops_per_gpu": flops / per_rank,
+        "mfu": flops / per_rank / peak if peak else None,
+        "hfu": (flops + again) / per_rank / peak if peak and again is not None else None,
+    }
+
+
+def _told(timed: TimedPhase, ranks: int, recomputed_flops: Callable[[ResolvedTrainConfig], float] | None) -> dict[str, Any]:
+    """Returns what a result says of one phase."""
+    return {
+        "measured_steps": [timed.steps.start, timed.steps.stop - 1],
+        "share_of_steps": timed.share,
+        "global_batch": timed.config.run.global_batch,
+        "seq": timed.config.model.seq,
+        "step_time_s": timed.median,
+        "step_time_spread_s": timed.spread,
+        **mean_rates([replace(timed, share=1.0)], timed.median, ranks, recomputed_flops),
     }
 
 
