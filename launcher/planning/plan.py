@@ -150,7 +150,15 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
 def of_phases(config: Config, limits: SpaceConfig) -> Space:
     """Returns the layouts that every phase of the run can have."""
     phases, world_size = PhaseTable.of(config.run, config.model.seq).phases, config.cluster.world_size
-    found = space(config.model, config.cluster, math.gcd(*(phase.global_batch for phase in phases)), limits)
+    batches = [phase.global_batch for phase in phases]
+    try:
+        found = space(config.model, config.cluster, math.gcd(*batches), limits)
+    except ConfigError as error:
+        if not config.run.phases:
+            raise
+        raise ConfigError(
+            f"run.phases: one layout has to divide the batches {', '.join(map(str, batches))} of all phases: {error}"
+        ) from None
     keep = np.ones(len(found.table), dtype=bool)
     for phase in phases:
         model = resolve_model(dataclasses.replace(config.model, seq=phase.seq))

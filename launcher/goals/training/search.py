@@ -149,8 +149,8 @@ def search_training(config: Config, wanted: Wanted) -> TrainingSearch:
     """Returns the search of ``config`` among layouts that have the values ``wanted``."""
     if config.run.phases:
         raise ConfigError(
-            "run.phases has steps of several sizes, and trials of a search measure one; use run.phases=[] to search for the layout of the last "
-            "phase ('trireme plan' prices all of them)"
+            "run.phases has steps of several sizes, and trials of a search measure one; use run.phases=[] to search for the layout of "
+            "the last phase ('trireme plan' prices all of them)"
         )
     located = locate_data(config)
     planned = plan(located, widen_space(dict(wanted), located.search.space), wanted)
