@@ -42,4 +42,18 @@ DEFECTS = [
         "if phases:\n        return phases[-1][1]",
         "tests/cost/test_phase_pricing.py",
     ),
+    Defect(
+        "cautious AdamW decays everything",
+        "trainer/state/optimizer.py",
+        "old * (old * average > 0) * (lr",
+        "old * (lr",
+        "tests/trainer/test_cautious.py",
+    ),
+    Defect(
+        "a skipped step decays cautiously",
+        "trainer/state/optimizer.py",
+        "(lr * decay * (1 - skip).to(old.dtype))",
+        "(lr * decay)",
+        "tests/trainer/test_cautious.py",
+    ),
 ]

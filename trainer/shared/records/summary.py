@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.shared.records.outcome import Reason, Status
@@ -13,6 +13,8 @@ from trainer.shared.run.phases import phases_of
 from trainer.shared.run.read import to_dict
 from trainer.shared.run.schema import ResolvedTrainConfig
 
+RATES = ("tokens_per_s", "tflops_per_gpu", "mfu", "hfu")
+
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
     """Returns median and interquartile range; the range of fewer than two values is 0."""
@@ -20,6 +22,23 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
         return (values[0] if values else 0.0), 0.0
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return middle, high - low
+
+
+def rates(config: ResolvedTrainConfig, step_time: float, ranks: int, recomputed_flops: float | None) -> dict[str, float | None]:
+    """Returns tokens per second, TFLOP/s per rank, and shares of the peak: MFU counts the model's FLOPs, HFU also those of recomputation.
+
+    Unknown values are None: shares without ``run.peak_tflops``, HFU without ``recomputed_flops``.
+    """
+    if not step_time:
+        return {"tokens_per_s": 0.0, "tflops_per_gpu": 0.0, "mfu": None, "hfu": None}
+    flops = model_flops(config.model, config.run.global_batch)
+    per_rank, peak = 1e12 * step_time * ranks, config.run.peak_tflops
+    return {
+        "tokens_per_s": tokens_per_step(config) / step_time,
+        "tflops_per_gpu": flops / per_rank,
+        "mfu": flops / per_rank / peak if peak else None,
+        "hfu": (flops + recomputed_flops) / per_rank / peak if peak and recomputed_flops is not None else None,
+    }
 
 
 @dataclass(frozen=True)
@@ -31,6 +50,20 @@ class TimedPhase:
     share: float  # in the steps of all phases that are measured
     median: float
     spread: float
+
+    def rates(self, ranks: int, recomputed_flops: Callable[[ResolvedTrainConfig], float] | None) -> dict[str, float | None]:
+        return rates(self.config, self.median, ranks, None if recomputed_flops is None else recomputed_flops(self.config))
+
+    def told(self) -> dict[str, Any]:
+        """Returns what a result says of it, but for its rates."""
+        return {
+            "measured_steps": [self.steps.start, self.steps.stop - 1],
+            "share_of_steps": self.share,
+            "global_batch": self.config.run.global_batch,
+            "seq": self.config.model.seq,
+            "step_time_s": self.median,
+            "step_time_spread_s": self.spread,
+        }
 
 
 def timed_phases(config: ResolvedTrainConfig, measured: Mapping[int, float]) -> list[TimedPhase]:
@@ -64,6 +97,7 @@ def result_of(
     The step time of a run with phases is its total time over its steps."""
     phases = timed_phases(config, measured)
     step_time, step_spread = (sum(each.share * getattr(each, name) for each in phases) for name in ("median", "spread"))
+    each_rates = [each.rates(ranks, recomputed_flops) for each in phases]
     stopped = status is Status.STOPPED
     return {
         "status": status.value,
@@ -73,46 +107,21 @@ def result_of(
         **series,
         "step_time_s": step_time,
         "step_time_spread_s": step_spread,
-        **mean_rates(phases, step_time, ranks, recomputed_flops),
-        **({"phases": [_told(each, ranks, recomputed_flops) for each in phases]} if config.run.phases else {}),
+        **_mean([each.share * each.median / (step_time or 1.0) for each in phases], each_rates),
+        **({"phases": [each.told() | own for each, own in zip(phases, each_rates)]} if config.run.phases else {}),
         "world_size": ranks,
         "layout": to_dict(config.layout),
         "model": to_dict(config.model),
     }
 
 
-def mean_rates(
-    phases: Sequence[TimedPhase], step_time: float, ranks: int, recomputed_flops: Callable[[ResolvedTrainConfig], float] | None
-) -> dict[str, float | None]:
-    """Returns tokens per second, TFLOP/s per rank, and shares of the peak, of steps that take ``step_time`` in the mean: MFU counts the
-    model's FLOPs, HFU also those of recomputation.
-
-    Unknown values are None: shares without ``run.peak_tflops``, HFU without ``recomputed_flops``.
-    """
-    if not step_time:
-        return {"tokens_per_s": 0.0, "tflops_per_gpu": 0.0, "mfu": None, "hfu": None}
-    flops = sum(each.share * model_flops(each.config.model, each.config.run.global_batch) for each in phases)
-    again = None if recomputed_flops is None else sum(each.share * recomputed_flops(each.config) for each in phases)
-    per_rank, peak = 1e12 * step_time * ranks, phases[0].config.run.peak_tflops
-    return {
-        "tokens_per_s": sum(each.share * tokens_per_step(each.config) for each in phases) / step_time,
-        "tflops_per_gpu": flops / per_rank,
-        "mfu": flops / per_rank / peak if peak else None,
-        "hfu": (flops + again) / per_rank / peak if peak and again is not None else None,
-    }
-
-
-def _told(timed: TimedPhase, ranks: int, recomputed_flops: Callable[[ResolvedTrainConfig], float] | None) -> dict[str, Any]:
-    """Returns what a result says of one phase."""
-    return {
-        "measured_steps": [timed.steps.start, timed.steps.stop - 1],
-        "share_of_steps": timed.share,
-        "global_batch": timed.config.run.global_batch,
-        "seq": timed.config.model.seq,
-        "step_time_s": timed.median,
-        "step_time_spread_s": timed.spread,
-        **mean_rates([replace(timed, share=1.0)], timed.median, ranks, recomputed_flops),
-    }
+def _mean(weights: Sequence[float], every: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Returns the mean of rates, each with its share of the time; None where one is."""
+    means: dict[str, float | None] = {}
+    for name in RATES:
+        values = [each[name] for each in every]
+        means[name] = None if None in values else sum(weight * value for weight, value in zip(weights, values) if value is not None)
+    return means
 
 
 def ends_short(numbers: Sequence[int], steps: int) -> bool:

@@ -173,6 +173,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
 OWN_KEYS = (
     *("run.phases", "run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init"),
     *("optimizer.kind", "optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups.", "optimizer.muon."),
+    "optimizer.cautious",
 )
 """Beginnings of keys that our own trainer alone knows."""
 

@@ -298,6 +298,7 @@ class OptimizerConfig:
     clip: float = key(1.0, "global gradient-norm clip; 0 = off", minimum=0)
     groups: GroupsConfig = key(GroupsConfig, "learning rates and weight decays of groups of parameters")
     muon: MuonConfig = key(MuonConfig, "kind=muon: the update of matrices")
+    cautious: bool = key(False, "what AdamW updates decays only where the update makes it smaller")
 
 
 @dataclass
