@@ -27,7 +27,7 @@ def shares(model: ModelConfig, run: RunConfig) -> list[tuple[float, Phase]]:
 
 
 def mean_tokens(model: ModelConfig, run: RunConfig) -> float:
-    """Returns the tokens of a step, in the mean over the run."""
+    """Returns the mean tokens of a step of the run."""
     return sum(share * (phase.global_batch * phase.seq) for share, phase in shares(model, run))
 
 

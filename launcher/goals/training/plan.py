@@ -93,7 +93,7 @@ class TrainingPlan:
 
     @property
     def _tokens(self) -> float:
-        """Returns the tokens of a step, in the mean over phases."""
+        """Returns the mean tokens of a step."""
         return mean_tokens(self.config.model, self.config.run)
 
     def _phases(self) -> list[dict[str, Any]]:
