@@ -97,9 +97,9 @@ class BatchReader:
     """Reads this replica's rows of global batches of ``dataset``: those of a phase of the run, if one is given."""
 
     def __init__(self, rank: Rank, dataset: Dataset, phase: Phase | None = None):
-        self.rank, self.dataset = rank, dataset if phase is None or phase.pieces == 1 else SequencePieces(dataset, phase.pieces)
+        self.rank, self.pieces = rank, 1 if phase is None else phase.pieces
+        self.dataset: Dataset = dataset if self.pieces == 1 else SequencePieces(dataset, self.pieces)
         self.config = rank.config if phase is None else phase.of(rank.config)
-        self.pieces = 1 if phase is None else phase.pieces
         self.micro_batches, self.size = micro_batches(self.config), self.config.layout.micro_batch
         self.first = rank.groups.at["data"] * self.micro_batches * self.size  # of this replica's rows, in the global batch
         self.tokens = self.config.run.global_batch * self.config.model.target_seq
