@@ -92,10 +92,11 @@ COST = {
     "calibration": ("inputs", "time"),
     "inference": ("inputs", "time", "parts"),
     "model": ("inputs", "time", "memory", "parts"),
+    "phases": ("parts", "model"),
     "normal": (),
     "uncertainty": ("parts", "normal"),
     "known": ("inputs", "uncertainty"),
-    "prediction": ("inputs", "memory", "model", "calibration", "known", "uncertainty"),
+    "prediction": ("inputs", "memory", "model", "phases", "calibration", "known", "uncertainty"),
     "timeline": ("inputs", "time", "model"),
 }
 """Rooms of the cost model: what is asked, then seconds, then bytes."""

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from trainer.build import Rank
 from trainer.data import Dataset
+from trainer.data.pieces import SequencePieces
 from trainer.data.prefetch import Prefetch
 from trainer.pipeline.compile import compiles
 from trainer.prompts import task_shares, with_task
 from trainer.shared.parallel.boundary import PairTokens
 from trainer.shared.parallel.sequence import Runs
 from trainer.shared.parallel.shards import vocabulary_rows
+from trainer.shared.run.phases import Phase
 from trainer.shared.run.rules import micro_batches
 from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig
 from trainer.tensor.cross_entropy import Targets, answered, head_loss
@@ -92,17 +94,21 @@ class AskedBatch(TokenBatch):
 
 
 class BatchReader:
-    """Reads this replica's rows of global batches of ``dataset``."""
+    """Reads this replica's rows of global batches of ``dataset``: those of a phase of the run, if one is given."""
 
-    def __init__(self, rank: Rank, dataset: Dataset):
-        self.rank, self.config, self.dataset = rank, rank.config, dataset
+    def __init__(self, rank: Rank, dataset: Dataset, phase: Phase | None = None):
+        self.rank, self.pieces = rank, 1 if phase is None else phase.pieces
+        self.dataset: Dataset = dataset if self.pieces == 1 else SequencePieces(dataset, self.pieces)
+        self.config = rank.config if phase is None else phase.of(rank.config)
         self.micro_batches, self.size = micro_batches(self.config), self.config.layout.micro_batch
         self.first = rank.groups.at["data"] * self.micro_batches * self.size  # of this replica's rows, in the global batch
         self.tokens = self.config.run.global_batch * self.config.model.target_seq
         self.prefetch = Prefetch(self._rows, self.config.run.global_batch)
 
     def next(self, start: int, step: int, loss_scale: float) -> TokenBatch:
-        """Returns the batch of a training step from sample ``start`` on. Its rows were read during the step before."""
+        """Returns the batch of a training step from sequence ``start`` of ``model.seq`` on. Its rows were read during the step before, if
+        that was of the same size."""
+        start *= self.pieces
         return self._with_shares(self._batch(None if self._idle else self.prefetch.rows(start), step, loss_scale), start)
 
     def read(self, start: int, step: int = 0) -> TokenBatch:

@@ -19,12 +19,14 @@ from trainer.models.tuned import add_tuning
 from trainer.pipeline.compile import compile_blocks, compiles
 from trainer.pipeline.recompute import apply_recompute
 from trainer.pipeline.runtime import Boundary, Chunk, PipelineRuntime
+from trainer.shared.parallel.actions import Action
 from trainer.shared.parallel.balance import blocks_per_chunk, slices_of
 from trainer.shared.parallel.boundary import shapes_between
 from trainer.shared.parallel.placement import FOLDED
 from trainer.shared.parallel.schedule import build
 from trainer.shared.parallel.shards import Factors
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.phases import phases_of
 from trainer.shared.run.rules import micro_batches
 from trainer.shared.run.schema import ResolvedTrainConfig
 from trainer.state.bucket import BucketSettings, Precision
@@ -86,6 +88,15 @@ class Rank:
         self.state.publish_updates()
         self.state.settle()
         self.world.ledger.clear()  # what counts is what steps send
+
+    def resize(self, config: ResolvedTrainConfig) -> None:
+        """Makes the steps that follow those of ``config``, which is this rank's but for ``run.global_batch`` and ``model.seq``."""
+        if config.layout.slices > 1:
+            self.region.slices.runs = slices_of(config.model, config.layout)
+        if self.balance is not None:
+            self.balance.seq = config.model.seq
+        boundary = _boundary(config, self.region, self.precision, self.device)
+        self.pipeline.resize(_actions(config, self.groups), boundary)
 
     def memory(self) -> dict[str, int]:
         """Returns counted bytes by part: weights, gradients, optimizer, activations."""
@@ -193,17 +204,23 @@ def _model_part(
     apply_recompute(part, layout, noise)
     eager = config.data.pack or layout.context > 1 or layout.slices > 1 or config.model.encoder_layers
     compiled = False if eager else config.run.compile
-    compile_blocks(part.blocks, compiled, config.run.compile_fallback, parallelizer.device)
+    lengths = len({phase.seq for phase in phases_of(config).phases})
+    compile_blocks(part.blocks, compiled, config.run.compile_fallback, parallelizer.device, lengths)
     return part, parameters
 
 
 def _pipeline(
     config: ResolvedTrainConfig, groups: Groups, chunks: list[Chunk], state: ShardedState, boundary: Boundary, recorder: Recorder
 ) -> PipelineRuntime:
+    slices = boundary.region.slices
+    return PipelineRuntime(_actions(config, groups), chunks, state, boundary, slices, groups.up, groups.down, recorder)
+
+
+def _actions(config: ResolvedTrainConfig, groups: Groups) -> list[Action]:
+    """Returns what this rank does in a step."""
     layout = config.layout
     schedule = build(layout.schedule, layout.pipeline, layout.virtual_pipeline, micro_batches(config), layout.slices)
-    slices = boundary.region.slices
-    return PipelineRuntime(schedule[groups.at["pipeline"]], chunks, state, boundary, slices, groups.up, groups.down, recorder)
+    return schedule[groups.at["pipeline"]]
 
 
 def _boundary(config: ResolvedTrainConfig, region: Region, precision: Precision, device: torch.device) -> Boundary:

@@ -182,7 +182,9 @@ class TrainingRun:
                 gc.collect()
             measured = self._is_measured(step, drawn)
             self.rank.clock.marking = measured
-            unread.append((step, self.engine.queue(step, stop=self.stop_flag.set, watch=step == first)))
+            unread.append(
+                (step, self.engine.queue(step, stop=self.stop_flag.set, watch=step in (first, self.engine.phases.at(step).first)))
+            )
             late = self.engine.reads_late and not (measured or self._needs_outcome(step + 1))
             while len(unread) > late:
                 if self._read(*unread.popleft()) and step + 1 < run.steps:
@@ -263,6 +265,7 @@ class TrainingRun:
         validated = self._validated(step + 1)
         if not self.leads:
             return
+        phase = self.engine.phases.at(step)
         line = {
             "attempt": self.attempt,
             "step": step + 1,
@@ -270,8 +273,9 @@ class TrainingRun:
             "grad_norm": result.grad_norm,
             "lr": result.lr,
             "step_time_s": seconds,
-            "tokens_per_s": self.config.run.global_batch * self.config.model.seq / seconds,
+            "tokens_per_s": phase.global_batch * phase.seq / seconds,
             "time": time.time(),
+            **({"global_batch": phase.global_batch, "seq": phase.seq} if self.config.run.phases else {}),
             **({} if result.busiest is None else {"busiest_expert": result.busiest}),
             **validated,
         }
@@ -298,12 +302,11 @@ class TrainingRun:
         if not self.leads:
             return
         config, history = self.config, self.history
-        skipped = config.run.warmup_steps
-        times = history.step_times_s[skipped:] or history.step_times_s
+        times = dict(enumerate(history.step_times_s, 1))
         series = {"losses": history.losses, "grad_norms": history.grad_norms, "step_times_s": history.step_times_s}
         fullest = max(ranks, key=lambda r: sum(r["memory"].values()))  # parts of one rank add up; the largest of each part would not
         result = {
-            **result_of(config, status, self.attempt, series, times, self.world.size, recomputed_of(config)),
+            **result_of(config, status, self.attempt, series, times, self.world.size, recomputed_of),
             "step_split_s": mean_split([r["split"] for r in ranks]),
             "peak_memory_bytes": max(r["peak"] for r in ranks),
             "memory": fullest["memory"],

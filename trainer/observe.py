@@ -335,10 +335,11 @@ class Recording:
         with (self.out / METRICS).open("a") as file:
             file.write(json.dumps(finite(line)) + "\n")
 
-    def _times(self) -> list[float]:
+    def _times(self) -> dict[int, float]:
         """Seconds of the steps after the warm-up. Logs count steps from 0 or from 1; the first one told is the first."""
         first = self.steps[0]["step"] if self.steps else 0
-        return [s["step_time_s"] for s in self.steps if s["step_time_s"] is not None and s["step"] - first >= self.config.run.warmup_steps]
+        told = {s["step"] - first + 1: s["step_time_s"] for s in self.steps if s["step_time_s"] is not None}
+        return {step: seconds for step, seconds in told.items() if step > self.config.run.warmup_steps}
 
     def result(self, status: Status) -> Status:
         """Write ``result.json``; ``status`` again."""

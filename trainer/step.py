@@ -17,6 +17,7 @@ from trainer.data import Dataset
 from trainer.launch.failure import NonFinite
 from trainer.models.tuned import task_of
 from trainer.pipeline.nonfinite import find
+from trainer.shared.run.phases import Phase, phases_of
 from trainer.shared.run.schema import ResolvedTrainConfig
 from trainer.state.loss_scale import LossScale
 from trainer.state.muon import make_optimizer
@@ -41,6 +42,8 @@ class QueuedStep:
     """A step that the device has still to compute, or is computing."""
 
     batch: TokenBatch
+    phase: Phase  # that it is a step of
+    tokens: int  # targets that it can have
     lr: float
     sums: Tensor  # loss, stop requests, targets, squared norm of each task's gradient, busiest expert; on the host once ``end`` has passed
     measured: bool  # the recorder has its parts
@@ -53,7 +56,9 @@ class Engine:
 
     def __init__(self, config: ResolvedTrainConfig, world: World, dataset: Dataset, draws: bool = True, positions: int | None = None):
         """Without ``draws``, weights come from a checkpoint, or are drawn later. ``positions``: as of ``build_rank``."""
-        self.config, self.rank = config, build_rank(config, world, positions)
+        self.config, self.dataset, self.rank = config, dataset, build_rank(config, world, positions)
+        self.phases = phases_of(config)
+        self.phase = self.phases.phases[-1]  # that the rank is ready for
         self.batches = BatchReader(self.rank, dataset)
         self.saved = [shard for shard in self.rank.shards if shard.record.trainable]
         self.trained = [shard for shard in self.saved if shard.record.learned]
@@ -77,6 +82,7 @@ class Engine:
         The next step may be queued before this one is ``read`` if ``reads_late``: otherwise it needs to know whether this one counts.
         """
         recorder, state, activations = self.rank.recorder, self.rank.state, self.rank.activations
+        self._enter(self.phases.at(step))
         recorder.begin()
         start = recorder.start
         with recorder.span("data"):
@@ -88,25 +94,33 @@ class Engine:
             state.finish()
         with recorder.span("optimizer"):
             lr, sums = self._update(batch, losses, stop)
-        self.samples += self.config.run.global_batch
+        self.samples += self.phase.stride
         self.updates += 1
-        return QueuedStep(batch, lr, sums, recorder.clock.marking, start, recorder.clock.stamp())
+        return QueuedStep(batch, self.phase, self.batches.tokens, lr, sums, recorder.clock.marking, start, recorder.clock.stamp())
 
     def read(self, queued: QueuedStep) -> StepResult:
         """Wait for a step, the only wait of the host for the device. Its outcome."""
         self.rank.clock.wait(queued.end)
         loss, stops, targets, *squares = queued.sums.tolist()
         busiest = None if self.rank.balance is None else squares.pop()
-        ratio = self.batches.tokens / max(targets, 1)
+        ratio = queued.tokens / max(targets, 1)
         loss, squared = loss * ratio / queued.batch.tasks, sum(squares) * ratio**2
         skipped = not (math.isfinite(loss) and math.isfinite(squared))
         if skipped:
             self.updates -= 1
+            self._enter(queued.phase)
             self._not_finite(queued.batch, loss)
         else:
             self.scale.succeeded()
         norm = math.sqrt(squared) if squared >= 0 else squared
         return StepResult(loss, norm, queued.lr, stops > 0, skipped, self.rank.clock.seconds(queued.start, queued.end), busiest)
+
+    def _enter(self, phase: Phase) -> None:
+        """Makes the steps that follow those of ``phase``."""
+        if phase is not self.phase:
+            self.batches = BatchReader(self.rank, self.dataset, phase)
+            self.rank.resize(self.batches.config)
+            self.phase = phase
 
     def gradients(self, batch: TokenBatch) -> list[Tensor]:
         """Computes forward and backward of all micro-batches. Gradient reductions may still be running when it returns."""
@@ -118,7 +132,8 @@ class Engine:
     def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> tuple[float, Tensor]:
         """Clip by the global norm, each task by its own, and update: the rate, and loss, stops, targets and squared norms, which a single
         all-reduce combines."""
-        lr, clip, scale = learning_rate(self.config.optimizer, self.updates), self.config.optimizer.clip, self.scale.value
+        lr = learning_rate(self.config.optimizer, self.updates, self.phases.consumed) * self.phase.lr
+        clip, scale = self.config.optimizer.clip, self.scale.value
         groups, device = self.rank.groups, self.rank.device
         sum_partial(self.trained, groups.axes)
         self.rank.state.send_late()

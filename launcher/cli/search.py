@@ -110,9 +110,7 @@ def sweep(context: Any, base: Any, arguments: Sequence[str]) -> int:
     return run(goal_of(config.task, config.goal), config, default, asked, wanted)
 
 
-def run(
-    goal: Goal, config: Config, default: Config, asked: Asked, wanted: Wanted, as_json: bool = False, detach: bool = False
-) -> int:
+def run(goal: Goal, config: Config, default: Config, asked: Asked, wanted: Wanted, as_json: bool = False, detach: bool = False) -> int:
     """Searches and reports. ``default`` is composed from no more than ``alone``; ``wanted`` keeps only layouts with given values."""
     from launcher.sweep.at_work import Command
     from launcher.sweep.multirun import dir_option

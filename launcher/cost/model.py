@@ -42,6 +42,7 @@ class Estimate:
     fits: np.ndarray
     behind_host: Parts  # of ``time``, what the device does while it waits for its host anyway
     host: Parts  # bytes of a rank in host memory
+    flops: Array  # model FLOPs of a step (nothing recomputed), all ranks
 
     @property
     def causes(self) -> Parts:
@@ -68,7 +69,8 @@ def estimate(case: Case, split: Sequence[int] | None = None) -> Estimate:
     counted = sum(needed[name] for name in peak.COUNTED)
     possible = np.minimum(fits(case, total(needed)), fits(case, counted, case.budget))
     done, factor = passes(case, held), case.device.time_factor
-    return Estimate(scale(_step(case, held, done), factor), needed, possible, scale(done.behind_host, factor), peak.on_host(case, held))
+    flops, hosted = case.shape.model_flops() * case.global_batch, peak.on_host(case, held)
+    return Estimate(scale(_step(case, held, done), factor), needed, possible, scale(done.behind_host, factor), hosted, flops)
 
 
 def fits(case: Case, needed: Array, capacity: float | None = None) -> np.ndarray:

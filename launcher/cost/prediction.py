@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from launcher.cost.inputs.shape import Shape
 from launcher.cost.known import asked_cells, widths_at
 from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from launcher.cost.model import Estimate, estimate
+from launcher.cost.phases import mean_step, shares, sized
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
 from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TuneConfig
 
@@ -102,12 +104,26 @@ class CostModel:
         optimizer: OptimizerConfig | None = None,
     ) -> Prediction:
         """Step time and memory of one layout whose ``data`` degree is known."""
-        case = self.case(model, to_table([layout]), run, tune, optimizer)
-        return explain(estimate(case, layout.stage_layers), 0, case, self.widths(case))
+        table = to_table([layout])
+        case = self.case(model, table, run, tune, optimizer)
+        return explain(self.estimate(model, table, run, tune, optimizer, layout.stage_layers), 0, case, self.widths(case))
 
     def predict_table(self, model: ModelConfig, table: np.ndarray, run: RunConfig) -> Estimate:
         """All layouts of ``table`` (``launcher.cost.inputs.layouts``) at once."""
-        return estimate(self.case(model, table, run))
+        return self.estimate(model, table, run)
+
+    def estimate(
+        self,
+        model: ModelConfig,
+        table: np.ndarray,
+        run: RunConfig,
+        tune: TuneConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+        split: Sequence[int] | None = None,
+    ) -> Estimate:
+        """All layouts of ``table`` at once; of a run with phases, the mean step. ``split``: as of ``launcher.cost.model.estimate``."""
+        phases = [(share, sized(phase, model, run)) for share, phase in shares(model, run)]
+        return mean_step([(share, estimate(self.case(m, table, r, tune, optimizer), split)) for share, (m, r) in phases])
 
     def widths(self, case: Case) -> Widths:
         """How far predictions of ``case`` may be off (``launcher.cost.known``)."""
@@ -121,7 +137,8 @@ class CostModel:
         tune: TuneConfig | None = None,
         optimizer: OptimizerConfig | None = None,
     ) -> Case:
-        """The question behind a prediction: ``model`` under each layout of ``table``, trained as the others say."""
+        """The question behind a prediction: ``model`` under each layout of ``table``, trained as the others say, in the last phase of the
+        run."""
         trainer = as_run(self.trainer, run, self.device, optimizer)
         budget = np.inf if run.memory_gb is None else run.memory_gb * 1e9
         return Case(Shape.of(model, tune), table, run.global_batch, self.device, trainer, run.precision, self.constants, budget)
@@ -173,7 +190,7 @@ def explain(result: Estimate, row: int, case: Case, widths: Widths) -> Predictio
         memory={name: float(np.broadcast_to(values, case.table.shape)[row]) for name, values in result.memory.items()},
         fits=float(result.fits[row]),
         capacity=case.device.memory,
-        flops=float(case.shape.model_flops() * case.global_batch),
+        flops=float(np.broadcast_to(result.flops, case.table.shape)[row]),
         ranks=ranks,
         peak=case.device.peak(case.precision),
         interval_s=(float(low[0]), float(high[0])),

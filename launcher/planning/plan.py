@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,22 +18,24 @@ from launcher.config.search import SpaceConfig
 from launcher.config.uncertainty import Widths
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_layout, to_table
-from launcher.cost.model import Estimate, estimate
+from launcher.cost.model import Estimate
 from launcher.cost.prediction import CostModel, Prediction, explain
 from launcher.cost.recomputing import of_use, plain
 from launcher.cost.thresholds import CANNOT_FIT, FITS
 from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, coordinates, fastest, most_telling
 from launcher.planning.expressible import expressible, refuse_axes, within_told
 from launcher.planning.layout_filter import describe
-from launcher.planning.space import Space, space
+from launcher.planning.space import Space, space, violations
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.rules import check_offload
+from trainer.shared.run.phases import PhaseTable
+from trainer.shared.run.rules import check_offload, check_phases, resolve_model
 from trainer.shared.run.schema import LayoutConfig
 
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)
 LISTED = 1000
 """The number of fastest layouts whose covariances are computed, a square matrix of that size."""
 ASKED = "asked: does not have the values given for layout keys"
+PHASES = "phases: a layout of all run.phases divides the batch and the sequences of each"
 SEQUENCES = "async: run.async_tensor is for layouts with sequence parallelism"
 HEADS = "exchange: run.context_exchange=all_to_all needs a multiple of context key and value heads on a tensor rank"
 VERDICTS = (
@@ -124,6 +127,7 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
     """
 
     check_precision(config)
+    check_phases(config.train_config())
     refuse_axes(config.trainer, wanted or {})
 
     def within(limits: SpaceConfig) -> Space:
@@ -131,7 +135,7 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
         check_offload(max(limits.offload, default=0.0), config.optimizer.kind)
         if config.trainer.embedded and (config.run.compile or config.model.experts.balance_loss):  # blocks and losses of whole sequences
             limits = dataclasses.replace(limits, max_slices=1)
-        return expressible(space(config.model, config.cluster, config.run.global_batch, limits), config.trainer)
+        return expressible(of_phases(config, limits), config.trainer)
 
     found = narrowed(within(limits or config.search.space), wanted or {}, lambda: within(config.search.space))
     if config.run.async_tensor and config.trainer.embedded:
@@ -140,8 +144,29 @@ def plan(config: Config, limits: SpaceConfig | None = None, wanted: Mapping[str,
         found = exchanging_heads(found, config.model.kv_heads or config.model.heads)
     cost = CostModel(config.cluster, config.trainer)
     case = cost.case(config.model, found.table, config.run, config.tune, config.optimizer)
-    predicted = estimate(case)
+    predicted = cost.estimate(config.model, found.table, config.run, config.tune, config.optimizer)
     return Plan(found, case, predicted, judge(found.table, predicted), cost.widths(case))
+
+
+def of_phases(config: Config, limits: SpaceConfig) -> Space:
+    """Returns the layouts that every phase of the run can have."""
+    phases, world_size = PhaseTable.of(config.run, config.model.seq).phases, config.cluster.world_size
+    batches = [phase.global_batch for phase in phases]
+    try:
+        found = space(config.model, config.cluster, math.gcd(*batches), limits)
+    except ConfigError as error:
+        if not config.run.phases:
+            raise
+        raise ConfigError(
+            f"run.phases: one layout has to divide the batches {', '.join(map(str, batches))} of all phases: {error}"
+        ) from None
+    keep = np.ones(len(found.table), dtype=bool)
+    for phase in phases:
+        model = resolve_model(dataclasses.replace(config.model, seq=phase.seq))
+        keep &= violations(found.table, model, world_size, phase.global_batch) < 0
+    if not keep.any():
+        raise ConfigError(f"{PHASES}, and none does; give run.phases[].seq or run.phases[].global_batch more factors in common")
+    return kept(found, keep, PHASES)
 
 
 def narrowed(found: Space, wanted: Mapping[str, Sequence[Any]], usual: Callable[[], Space]) -> Space:

@@ -112,7 +112,7 @@ def measurement(record: Record, result: Mapping[str, Any], gpu_hours: float | No
         layout=laid_out if isinstance(laid_out := result.get("layout"), Mapping) else config.get("layout") or {},
         step_time_s=result.get("step_time_s"),
         step_time_spread_s=result.get("step_time_spread_s"),
-        step_time_interval_s=median_interval(times) if times else None,
+        step_time_interval_s=_interval(result, times),
         steps_measured=len(times),
         tokens_per_s=result.get("tokens_per_s"),
         peak_memory_bytes=result.get("peak_memory_bytes"),
@@ -128,9 +128,24 @@ def measurement(record: Record, result: Mapping[str, Any], gpu_hours: float | No
     )
 
 
+def _interval(result: Mapping[str, Any], times: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the interval of the step time of a ``result`` whose steps after the warm-up took ``times``; of phases, the mean of theirs."""
+    phases = result.get("phases")
+    if not isinstance(phases, list):
+        return median_interval(times) if times else None
+    try:
+        every = result["step_times_s"]
+        spans = [(each["share_of_steps"], every[each["measured_steps"][0] - 1 : each["measured_steps"][1]]) for each in phases]
+        low, high = zip(*([share * end for end in median_interval(own)] for share, own in spans))
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # damaged, or a step without a time
+        return None
+    return sum(low), sum(high)
+
+
 def problem(config: Mapping[str, Any], reads: Mapping[str, str] | None = None) -> str:
     """Returns the configuration that decides a run's losses, whatever the layout; ``reads``: digests of its input files."""
     run = {name: config["run"].get(name) for name in ("global_batch", "seed", "precision")} if "run" in config else {}
+    run["phases"] = config.get("run", {}).get("phases") or None
     trainer = (config.get("command") or {}).get("trainer")
     tune = config.get("tune") or {}
     reads = {} if trainer else reads  # files that another trainer's command names may tell it the layout

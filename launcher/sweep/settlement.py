@@ -129,7 +129,8 @@ def _told(record: Record) -> dict[str, Any]:
     config = from_record(ResolvedTrainConfig, {name: value for name, value in record.config.items() if name != SECTION})
     steps = [step for step in read_steps(record.directory) if step.get("attempt") == record.attempt]
     series = {many: [step.get(one) for step in steps] for many, one in SERIES.items()}
-    after = [seconds for step in steps if step["step"] > config.run.warmup_steps and (seconds := positive(step.get("step_time_s")))]
+    told = {step["step"]: seconds for step in steps if (seconds := positive(step.get("step_time_s")))}
+    after = {step: seconds for step, seconds in told.items() if step > config.run.warmup_steps}
     return result_of(config, Status.STOPPED, record.attempt, series, after, record.world_size, None)
 
 

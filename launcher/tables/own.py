@@ -11,6 +11,7 @@ from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.prediction import as_run
 from launcher.tables.canonical import COLUMNS, written
+from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import LayoutConfig, TrainConfig
 
 ORDER = LayoutConfig().order
@@ -20,7 +21,10 @@ def own_row(
     source: str, config: TrainConfig, cluster: ClusterConfig, hardware: Mapping[str, HardwareConfig], measured: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns one trial as a row; ``measured`` has ``step_time_s``, ``peak_memory_gb`` and ``oom``. An explicit split, an order of ranks,
-    slices, parts of experts or offloaded states, which canonical columns lack, leave ``balance`` unknown."""
+    slices, parts of experts or offloaded states, which canonical columns lack, leave ``balance`` unknown. ``ConfigError`` for a run with
+    phases."""
+    if config.run.phases:
+        raise ConfigError("run.phases gives it steps of several sizes, and a row of a table is of one")
     shape, layout = Shape.of(config.model), config.layout
     name = next((stem for stem, device in hardware.items() if device.name == cluster.hardware.name), cluster.hardware.name)
     lacking = layout.slices > 1 or layout.expert_tensor > 1 or layout.sharding.offload

@@ -39,7 +39,7 @@ NEWER_THAN_STAGES: list[tuple[str, str, Any]] = [
     ("run", "context_exchange", "all_gather"), ("optimizer", "stable_steps", 0), ("optimizer", "decay_style", "cosine"),
     ("optimizer", "groups", to_dict(GroupsConfig())), ("optimizer", "kind", "adamw"), ("optimizer", "muon", to_dict(MuonConfig())),
     ("layout", "slices", 1), ("layout", "slice_lengths", None), ("layout.sharding", "offload", 0.0), ("run", "offload_path", None),
-    ("layout", "expert_tensor", 1),
+    ("layout", "expert_tensor", 1), ("run", "phases", []), ("optimizer", "cautious", False),
 ]  # fmt: skip
 """Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [

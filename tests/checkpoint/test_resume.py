@@ -178,6 +178,34 @@ def test_a_killed_muon_resumes_where_matrices_are_cut_in_another_way(farm: Farm,
         torch.testing.assert_close(second[name], first[name], rtol=1e-10, atol=1e-12, msg=name)
 
 
+PHASES = [{"until": 96, "global_batch": 4, "seq": 8}, {"until": 160, "global_batch": 4, "seq": 16, "lr": 0.5}]
+"""Three steps of 4 x 8 tokens, one of 4 x 16, then 8 x 16."""
+
+
+@pytest.mark.parametrize(("every", "step"), [(3, 5), pytest.param(2, 4, marks=pytest.mark.campaign("checkpoints"))])
+def test_a_killed_run_resumes_in_its_phase_under_another_layout(farm: Farm, tmp_path: Path, every: int, step: int) -> None:
+    """The checkpoint is of a border, or of the middle of a phase; then the run ends at a border, and goes on from there."""
+
+    def of(folder: str, steps: int = STEPS, **layout: Any) -> dict[str, Any]:
+        data = config(tmp_path / folder, every=every, **layout)
+        return data | {"run": data["run"] | {"phases": PHASES, "steps": steps}, "optimizer": data["optimizer"] | {"eps": 1e-4}}
+
+    straight = train(farm, of("a")).checked()
+    before, between, after = {"tensor": 2, "sequence_parallel": True}, {"pipeline": 2, "data": 2, "sharding": (1, 2, 2)}, {"data": 2}
+    killed = doom(farm, "killed_in_step", of("b", **before), step=step, wait_for=f"step-{every:08}-start-0")
+    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [every]
+    train(farm, of("b", steps=4, **between), attempt=1, out=killed.directory).checked()
+    resumed = train(farm, of("b", **after), attempt=2, out=killed.directory).checked()
+    for key in ("losses", "grad_norms"):
+        assert resumed.result[key] == pytest.approx(straight.result[key], rel=1e-10)
+    lines = [{line["step"]: line for line in map(json.loads, (run.directory / "metrics.jsonl").open())} for run in (straight, resumed)]
+    for name in ("lr", "global_batch", "seq"):
+        assert [lines[0][step][name] for step in range(1, STEPS + 1)] == [lines[1][step][name] for step in range(1, STEPS + 1)]
+    first, second = saved(tmp_path / "a"), saved(tmp_path / "b")
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
 MIXTURE = {"family": "llama", "layers": 4, "experts": {"count": 4, "ffn": 16, "correction": 0.01, "balance_loss": 0.1}}
 
 

@@ -52,6 +52,22 @@ CASES = [
     (["model.heads=5"], "model.heads=5 does not divide model.hidden=128"),
     (["model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=4; use 1, 2 or 4"),
     (["layout.context=2", "run.task=generate"], "layout.context=2: context ranks share sequences of training, and texts are generated"),
+    (["run.phases=[{global_batch: 4}]"], "run.phases[0].until is missing; give the tokens of the run with which the phase ends"),
+    (["run.phases=[{until: 5000}, {until: 4096}]"], "run.phases[1].until=4096 leaves it no step: the phase before ends with 5120 tokens"),
+    (["run.phases=[{until: 1, seq: 48}]"], "run.phases[0].seq=48 does not divide model.seq=128; use 2, 4, 8, 16, 32, 64 or 128"),
+    (["run.phases=[{until: 1, seq: 256}]"], "run.phases[0].seq=256 is longer than model.seq=128, the length at the end; use"),
+    (
+        ["run.phases=[{until: 1, seq: 32, global_batch: 6}]"],
+        "run.phases[0].global_batch=6 of run.phases[0].seq=32 tokens are not whole sequences of model.seq=128, of which they are pieces; "
+        "use a multiple of 4, such as 8",
+    ),
+    (
+        ["run.phases=[{until: 1, global_batch: 6}]"],
+        "run.phases[0], of run.global_batch=6 and model.seq=128: run.global_batch=6 is not divisible by layout.micro_batch=1 x layout.data=4",
+    ),
+    (["run.phases=[{until: 1, sequence: 6}]"], "unknown key run.phases[0].sequence"),
+    (["run.phases=[{until: 1, seq: 64}]", "data.kind=instructions"], "run.phases[0].seq=64 would cut examples of data.kind=instructions"),
+    (["run.phases=[{until: 1, seq: 64}]", "tune.method=prompt"], "run.phases[0].seq=64 would cut virtual tokens of tune.method=prompt"),
     (["layout.slices=2"], "slices need both layout.schedule=sliced_1f1b and layout.slices of 2 or more"),
     (["layout.schedule=sliced_1f1b"], "slices need both layout.schedule=sliced_1f1b and layout.slices of 2 or more"),
     ([*SLICED, "layout.slices=129"], "layout.slices=129 is more than model.seq=128 has positions to cut; use 128 or fewer"),

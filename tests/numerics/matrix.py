@@ -92,6 +92,7 @@ class Case:
     data: dict[str, Any] = field(default_factory=dict)  # its kind is synthetic by default; text is that of ``EXAMPLES``
     optimizer: dict[str, Any] = field(default_factory=dict)
     steps: int = STEPS
+    phases: list[dict[str, Any]] = field(default_factory=list)
 
     def config(self, folder: Path = Path()) -> dict[str, Any]:
         """``folder`` has the text. Adam divides by the gradient's size. The gradient of a key's bias is zero but for rounding, so a large
@@ -108,6 +109,7 @@ class Case:
                 "precision": self.precision,
                 "global_batch": self.batch,
                 "bucket_mb": 0.03,
+                "phases": self.phases,
             }
             | self.run,
             "tune": self.tune,
@@ -116,7 +118,7 @@ class Case:
     @property
     def alone(self) -> Case:
         """The same training by one process, as plain as it gets: all sequences of a step at once."""
-        return replace(self, layout={"micro_batch": self.batch}, run={})
+        return replace(self, layout={"micro_batch": math.gcd(self.batch, *(phase["global_batch"] for phase in self.phases))}, run={})
 
     @property
     def ranks(self) -> int:
@@ -157,9 +159,9 @@ def draw(seed: int, index: int, kind: str = "dense") -> Case:
 
 WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
 """Schedules of whole sequences."""
-OWN_AXES = ("context", "slices", "latent", "pairs", "muon")
+OWN_AXES = ("context", "slices", "latent", "pairs", "muon", "phases")
 """Kinds with axes of their own, which come first."""
-MIXED = {"context": 0.3, "slices": 0.3, "latent": 0.6, "muon": 0.3}
+MIXED = {"context": 0.3, "slices": 0.3, "latent": 0.6, "muon": 0.3, "phases": 0.3}
 """Kinds that have experts, too, and in what share of their cases."""
 
 
@@ -413,6 +415,21 @@ def _with_offload(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=case.layout | {"sharding": case.layout["sharding"] | {"offload": share}})
 
 
+def _with_phases(dice: random.Random, case: Case) -> Case:
+    """``case`` with one or two phases before its last one: of other batches, shorter sequences or both, each of a step or two."""
+    case = dice.choice([lambda dice, case: case, lambda dice, case: case, _with_context, _with_slices])(dice, case)
+    seq, unit = case.model["seq"], case.layout["micro_batch"] * case.layout["data"]
+    phases: list[dict[str, Any]] = []
+    before = steps = 0
+    for _ in range(dice.choice([1, 2])):
+        pieces = dice.choice([n for n in (1, 2, 2, 3, 4) if seq % n == 0])
+        count, batch = dice.choice([1, 2]), math.lcm(unit, pieces) * dice.choice([1, 1, 2])
+        before, steps = before + count * batch * (seq // pieces), steps + count
+        phase = {"until": before - dice.choice([0, 1]), "global_batch": batch, "seq": seq // pieces}
+        phases.append(phase | dice.choice([{}, {"lr": 0.5}]))
+    return replace(case, phases=phases, steps=steps + 1, precision="fp64")
+
+
 KINDS: dict[str, Callable[[random.Random, Case], Case]] = {
     "dense": lambda dice, case: case,
     "experts": _with_experts,
@@ -421,6 +438,7 @@ KINDS: dict[str, Callable[[random.Random, Case], Case]] = {
     "latent": _with_latents,
     "pairs": _with_encoder,
     "muon": _with_muon,
+    "phases": _with_phases,
 }
 """What makes a dense case one of a kind."""
 
@@ -564,6 +582,7 @@ def traits(case: Case) -> dict[str, Any]:
         | _traits_of_experts(case)
         | _traits_of_latents(case)
         | _traits_of_muon(case)
+        | _traits_of_phases(case)
     )
 
 
@@ -678,6 +697,20 @@ def _traits_of_muon(case: Case) -> dict[str, Any]:
         "muon's keys": (case.model["kv_heads"] < case.model["heads"], *cut),
         "muon's buckets": (case.run["bucket_mb"], *cut),
     } | {f"muon.{name}": value for name, value in case.optimizer["muon"].items()}
+
+
+def _traits_of_phases(case: Case) -> dict[str, Any]:
+    layout, shorter = case.layout, any(phase["seq"] < case.model["seq"] for phase in case.phases)
+    if not case.phases:
+        return {}
+    return {
+        "phases": (len(case.phases), shorter),
+        "phases of batches": len({phase["global_batch"] for phase in case.phases} | {case.batch}) > 1,
+        "phases over": (shorter, layout["pipeline"] > 1, layout["tensor"] > 1, layout["data"] > 1),
+        "phases beside": (shorter, layout["sequence_parallel"], layout.get("context", 1) > 1, layout.get("slices", 1) > 1),
+        "phases with experts": (shorter, "experts" in case.model),
+        "phases of noise": (shorter, case.model["dropout"] > 0),
+    }
 
 
 @cache

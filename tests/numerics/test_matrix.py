@@ -38,7 +38,7 @@ from trainer.shared.run.tuning import text_model
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 16, "muon": 14}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 16, "muon": 14, "phases": 8}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""
@@ -213,6 +213,20 @@ def counted_by_rank(case: Case, folder: Path) -> list[int]:
     targets, degree = rows[:, 1:], case.layout["context"]
     pieces = [zigzag(run.model.seq, degree, rank) for rank in range(degree)]
     return [sum(int((targets[:, piece.start : piece.stop] >= 0).sum()) for piece in own) for own in pieces]
+
+
+def test_designed_phases_reach_what_any_phases_could_have(pytestconfig: pytest.Config) -> None:
+    found = [traits(case) for case in designed(pytestconfig.getoption("--layout-seed"), DESIGNED["phases"], "phases")]
+    reached = {name: {one[name] for one in found} for name in found[0] if name.startswith("phases")}
+    assert reached["phases"] == {*itertools.product((1, 2), (False, True))} and reached["phases of batches"] == {False, True}
+    cut = [values[1:] for values in reached["phases over"] | reached["phases beside"] if values[0]]
+    for axis in range(3):
+        assert {values[axis] for values in cut} == {False, True}
+    for name in ("experts", "noise"):
+        assert {there for shorter, there in reached[f"phases with {name}" if name == "experts" else f"phases of {name}"] if shorter} == {
+            False,
+            True,
+        }
 
 
 def sharded(params: int, grads: int, optimizer: int) -> dict[str, int]:

@@ -226,7 +226,11 @@ def test_a_watched_sweep_is_a_line_for_each_change_until_all_have_ended(
     assert status.main(["--watch", "--dir", str(tmp_path)]) == 0
     head, *lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert head == "sweep planted: 2 planned" and not later
-    assert [line.split("  ")[::2][:2] for line in lines] == [[first.id, "running"], [f"[1/2] {first.id}", "done"], [f"[2/2] {second.id}", "done"]]
+    assert [line.split("  ")[::2][:2] for line in lines] == [
+        [first.id, "running"],
+        [f"[1/2] {first.id}", "done"],
+        [f"[2/2] {second.id}", "done"],
+    ]
     for words in (["--watch", "0"], ["--watch", "--all"], ["--watch", "1", "--json"]):
         with pytest.raises(ConfigError, match="--watch="):
             status.main([*words, "--dir", str(tmp_path)])

@@ -113,7 +113,10 @@ def test_the_notification_counts_trials_and_names_the_fastest(tmp_path: Path) ->
     sweep = ended_sweep(tmp_path)
     told = document(sweep.store.sweep(), None, 75)
     assert (told["outcome"], told["done"], told["failed"], told["trial"], told["step_time_s"]) == ("done", 2, 1, sweep.records[1].id, 0.1)
-    assert told["text"] == f"sweep planted done; 1 failed, 2 done; fastest {told['fastest']}, 100 ms a step; 1:15" and "t2 p2" in told["fastest"]
+    assert (
+        told["text"] == f"sweep planted done; 1 failed, 2 done; fastest {told['fastest']}, 100 ms a step; 1:15"
+        and "t2 p2" in told["fastest"]
+    )
     assert document(sweep.store.sweep(), Interrupted(signal.SIGTERM), 1)["outcome"] == "interrupted"
     assert document(sweep.store.sweep(), OSError("the disk is full"), 1)["text"].endswith("the disk is full; 0:01")
     sweep.add(seeded(9), Status.SUBMITTED)

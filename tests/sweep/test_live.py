@@ -33,7 +33,7 @@ def drawn(random: random.Random, count: int) -> list[Record]:
         record = Record(f"{number:012x}", Path("nowhere"), status, detail=random.choice(REASONS))
         record.overrides = (f"run.seed={'9' * random.choice([1, 60])}{number}",)
         record.reason = Reason.NODE if status in (Status.FAILED, Status.STOPPED) else None
-        record.config = {"run": {"steps": 10**random.randrange(1, 8), "task": "train"}} if random.random() < 0.8 else {}
+        record.config = {"run": {"steps": 10 ** random.randrange(1, 8), "task": "train"}} if random.random() < 0.8 else {}
         record.submitted = None if status is Status.PLANNED else time.time() - random.choice([1, 1e5, 1e8])
         record.predicted = random.choice([None, {"step_time_s": 1e-3}, {"step_time_s": 1e5}])
         records.append(record)
@@ -160,7 +160,10 @@ def test_a_terminal_of_any_width_shows_the_table_once_after_every_change_of_its_
         once = sum("sweep planted:" in line for line in lines) == 1
         return lines if once and all(any(word in line for line in lines) for word in words) else None
 
-    with open(screen.tty, "w") as tty, Process("-c", SCREEN, tmp_path, cwd=PROJECT, stdin=PIPE, stdout=tty, stderr=tty, text=True) as process:
+    with (
+        open(screen.tty, "w") as tty,
+        Process("-c", SCREEN, tmp_path, cwd=PROJECT, stdin=PIPE, stdout=tty, stderr=tty, text=True) as process,
+    ):
         wide = until(lambda: shown("2 running, 6 planned", sweep.records[0].id))
         assert sum(line.startswith("run.seed=") for line in wide) == 8
         assert process.stdin is not None

@@ -58,6 +58,16 @@ def test_compiled_blocks_train_the_same_model(farm: Farm, model: dict[str, Any],
         assert compiled["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-4), method
 
 
+@pytest.mark.campaign("compiler")
+def test_compiled_blocks_train_the_same_model_in_every_phase(farm: Farm) -> None:
+    phases = [{"until": 16 * number, "global_batch": 16 // length, "seq": length} for number, length in enumerate((2, 4, 8), 1)]
+    run = {"global_batch": 2, "phases": phases}
+    configs = {str(way): small(steps=5, precision="fp32", model={"layers": 1}, run=run | {"compile": way}) for way in (False, True)}
+    folder = farm.call(each, 1, configs=configs).directory
+    plain, compiled = (json.loads((folder / name / "result.json").read_text()) for name in configs)
+    assert len(plain["phases"]) == 4 and compiled["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+
+
 def counted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
     """A training in which the last rank's blocks are compiled, to graphs that are run as they were traced; the others' are not, and meet
     them in the same collectives. ``graphs.json`` has this project's operations of each graph that has some: the loss's have none."""

@@ -110,8 +110,8 @@ class PipelineRuntime:
         down: Group,
         recorder: Recorder,
     ):
-        self.actions, self.chunks, self.state, self.boundary, self.slices = actions, chunks, state, boundary, slices
-        self.cut = [boundary.of_slice(run) for run in slices.runs]
+        self.chunks, self.state, self.slices = chunks, state, slices
+        self.resize(actions, boundary)
         self.up, self.down, self.recorder = up, down, recorder
         self.chunk = 0  # of the action that runs
         self.run: dict[Kind, Callable[[Action], None]] = {
@@ -127,6 +127,12 @@ class PipelineRuntime:
             Kind.REDUCE: lambda a: None,  # started by the arrival of the last gradient
         }
         self._clear()
+
+    def resize(self, actions: list[Action], boundary: Boundary) -> None:
+        """Makes the steps that follow those of ``actions``, with sequences as long as those of ``boundary`` and of slices, if they are
+        cut."""
+        self.actions, self.boundary = actions, boundary
+        self.cut = [boundary.of_slice(run) for run in self.slices.runs]
 
     def _clear(self) -> None:
         self.inputs: dict[WorkItem, BoundaryTensors] = {}

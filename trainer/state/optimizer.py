@@ -13,7 +13,7 @@ from trainer.shared.run.schema import ResolvedOptimizerConfig
 from trainer.state.parameters import OptimizerShard
 
 WIDENED = 1 << 26
-"""Elements whose moments are in fp32 at a time, where they are kept in bf16: half a gigabyte."""
+"""Elements of which there are copies at a time: of moments in fp32, where they are kept in bf16, half a gigabyte."""
 
 
 LEFT: dict[str, Callable[[float], float]] = {
@@ -24,13 +24,16 @@ LEFT: dict[str, Callable[[float], float]] = {
 """Share of the way to ``min_lr`` that is left after a share x of the decay, by ``optimizer.decay_style``."""
 
 
-def learning_rate(config: ResolvedOptimizerConfig, step: int) -> float:
+def learning_rate(config: ResolvedOptimizerConfig, step: int, consumed: Callable[[int], int] = int) -> float:
     """Rate of step 0, 1, ...: linear warm-up over ``warmup_steps``, ``stable_steps`` at ``lr``, then a fall to ``min_lr`` at
-    ``decay_steps`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395; 1 - sqrt: Haegele et al. 2024, arXiv 2405.18392)."""
+    ``decay_steps`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395; 1 - sqrt: Haegele et al. 2024, arXiv 2405.18392).
+
+    Between those steps it goes with the tokens that so many steps have ``consumed``, in any unit."""
     if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+        return config.lr * consumed(step + 1) / consumed(config.warmup_steps)
     start = config.warmup_steps + config.stable_steps
-    progress = min(1.0, max(0, step - start) / max(1, config.decay_steps - start))
+    end = consumed(max(start, config.decay_steps)) - consumed(start)
+    progress = min(1.0, max(0, consumed(step) - consumed(start)) / max(1, end))
     return config.min_lr + (config.lr - config.min_lr) * LEFT[config.decay_style](progress)
 
 
@@ -55,7 +58,8 @@ def squared_norm(owned: Sequence[OptimizerShard], device: torch.device) -> Tenso
 
 
 class AdamW:
-    """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, if any."""
+    """Decoupled weight decay (Loshchilov and Hutter 2019) on the pieces that this rank owns, if any; where it is cautious, only of weights
+    that the update makes smaller (as Liang et al. 2024, arXiv 2411.16085, mask updates)."""
 
     def __init__(self, config: ResolvedOptimizerConfig, tasks: Sequence[Sequence[OptimizerShard]], device: torch.device):
         """``tasks`` are pieces whose gradients have each a factor of their own."""
@@ -83,9 +87,11 @@ class AdamW:
             self._update(pieces, rate, decay, None if wide else (1 / factor).float(), skip)
 
     def _update(self, pieces: Sequence[OptimizerShard], lr: float, decay: float, scale: Tensor | None, skip: Tensor) -> None:
-        for part in _parts(pieces):
+        cautious = self.config.cautious and decay > 0
+        for part in _parts(pieces, cautious):
             weights, gradients, *moments = map(list, zip(*part, strict=True))
             averages, squares = ([m.to(w.dtype) for m, w in zip(each, weights)] for each in moments)
+            before = [weight.clone() for weight in weights] if cautious else []
             torch._fused_adamw_(
                 weights,
                 gradients,
@@ -96,21 +102,23 @@ class AdamW:
                 lr=lr,
                 beta1=self.config.beta1,
                 beta2=self.config.beta2,
-                weight_decay=decay,
+                weight_decay=0.0 if cautious else decay,
                 eps=self.config.eps,
                 amsgrad=False,
                 maximize=False,
                 grad_scale=scale,
                 found_inf=skip,
             )
+            for weight, old, average in zip(weights, before, averages):  # an update has the sign of the average
+                weight -= old * (old * average > 0) * (lr * decay * (1 - skip).to(old.dtype))
             if averages[0] is not moments[0][0]:
                 torch._foreach_copy_([*moments[0], *moments[1]], [*averages, *squares])
 
 
-def _parts(pieces: Sequence[OptimizerShard]) -> Iterator[list[tuple[Tensor, ...]]]:
-    """Updates all pieces at once, or ``WIDENED`` elements at a time where moments are narrower than weights."""
+def _parts(pieces: Sequence[OptimizerShard], copied: bool = False) -> Iterator[list[tuple[Tensor, ...]]]:
+    """Updates all pieces at once, or ``WIDENED`` elements at a time where weights are ``copied`` or moments are narrower than they."""
     states = [(p.weight, p.gradient, p.exp_avg, p.exp_avg_sq) for p in pieces]
-    if pieces[0].exp_avg.dtype == pieces[0].weight.dtype:
+    if pieces[0].exp_avg.dtype == pieces[0].weight.dtype and not copied:
         yield list(states)
         return
     part: list[tuple[Tensor, ...]] = []

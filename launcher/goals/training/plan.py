@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 
 from launcher.config import Config
 from launcher.cost import Shape
+from launcher.cost.phases import mean_tokens
 from launcher.cost.thresholds import FITS
 from launcher.goals.goal import Wanted
-from launcher.goals.training import configured, whole_run
+from launcher.goals.training import configured, phased, whole_run
 from launcher.goals.training.explain import explained, mostly
 from launcher.goals.views import Answer, Entry, GoalColumn, Line, Listing, View
 from launcher.labels import amount, interval, memory, percent
@@ -31,6 +32,7 @@ class TrainingPlan:
 
     config: Config
     planned: Plan
+    wanted: Wanted = field(default_factory=dict)
 
     @property
     def found(self) -> bool:
@@ -39,7 +41,8 @@ class TrainingPlan:
     def heading(self) -> str:
         config = self.config
         size = amount(float(Shape.of(config.model).parameters)).replace(" G", " B")
-        batch = f"{config.run.global_batch} sequences ({amount(self._tokens)} tokens) a step"
+        last = amount(config.run.global_batch * config.model.seq)
+        batch = f"{config.run.global_batch} sequences ({last} tokens) a step" + " of the last phase" * bool(config.run.phases)
         return f"{config.model.family} {size} parameters, {batch}, {config.run.precision}, {world(config.cluster)}"
 
     def answer(self, top: int, seconds: float, words: Sequence[str]) -> Answer:
@@ -53,6 +56,7 @@ class TrainingPlan:
             "edge": self._entries(planned.fastest(AT_EDGE)[:top]),
             "configured": configured.configured(self.config, planned),
             "trainer": self.config.trainer.name,
+            "phases": self._phases(),
             "run": whole_run.whole_run(self.config, planned) if self.found else None,
             "next": whole_run.next_command(self.config, planned, words) if self.found else None,
             "considered": len(planned.space.table),
@@ -88,9 +92,14 @@ class TrainingPlan:
         )
 
     @property
-    def _tokens(self) -> int:
-        """Returns the tokens of a step."""
-        return self.config.run.global_batch * (self.config.model.seq or 0)
+    def _tokens(self) -> float:
+        """Returns the mean tokens of a step."""
+        return mean_tokens(self.config.model, self.config.run)
+
+    def _phases(self) -> list[dict[str, Any]]:
+        if not self.found:
+            return []
+        return phased.phases(self.config, self.planned.layout(int(self.planned.order[0])), lambda config: planned_of(config, self.wanted))
 
     def _entry(self, row: int) -> dict[str, Any]:
         """Returns one layout and its prediction, part by part."""
@@ -138,14 +147,15 @@ class TrainingPlan:
         for title, reasons in counts:
             yield from [title, *(f"  {count:>10,}  {reason}" for reason, count in reasons.items())] if reasons else ()
         if self.found:
+            yield from phased.shown(document["phases"], document["layouts"][0]["name"], len(self.config.run.phases))
             yield from whole_run.shown(document)
 
 
 LAYOUT, STEP = GoalColumn("layout", "name", least=18, right=False), GoalColumn("step", "step_time_s", "{:.4g} s".format)
 
 
-def columns_of(tokens: int, offloads: bool = False) -> Sequence[GoalColumn]:
-    """Returns the columns of predicted layouts whose step has that many tokens; host memory where some has states there."""
+def columns_of(tokens: float, offloads: bool = False) -> Sequence[GoalColumn]:
+    """Returns the columns of predicted layouts whose mean step has that many tokens; host memory where some has states there."""
     return (
         LAYOUT,
         STEP,
@@ -162,4 +172,9 @@ def columns_of(tokens: int, offloads: bool = False) -> Sequence[GoalColumn]:
 
 def plan_training(config: Config, wanted: Wanted) -> TrainingPlan:
     """Returns the plan of ``config`` among layouts that have the values ``wanted``."""
-    return TrainingPlan(config, plan(config, widen_space(dict(wanted), config.search.space), wanted))
+    return TrainingPlan(config, planned_of(config, wanted), wanted)
+
+
+def planned_of(config: Config, wanted: Wanted) -> Plan:
+    """Returns the layouts of ``config`` that have the values ``wanted``, predicted."""
+    return plan(config, widen_space(dict(wanted), config.search.space), wanted)

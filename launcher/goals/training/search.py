@@ -26,6 +26,7 @@ from launcher.search.problem import SearchProblem, search_problem
 from launcher.trials.store import Record
 from launcher.trials.told import as_files
 from trainer.shared.records.outcome import Reason
+from trainer.shared.run.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.sweep.search import SearchOutcome
@@ -146,6 +147,11 @@ class TrainingSearch(GoalSearch):
 
 def search_training(config: Config, wanted: Wanted) -> TrainingSearch:
     """Returns the search of ``config`` among layouts that have the values ``wanted``."""
+    if config.run.phases:
+        raise ConfigError(
+            "run.phases has steps of several sizes, and trials of a search measure one; use run.phases=[] to search for the layout of "
+            "the last phase ('trireme plan' prices all of them)"
+        )
     located = locate_data(config)
     planned = plan(located, widen_space(dict(wanted), located.search.space), wanted)
     return TrainingSearch(search_problem(located, planned), len(planned.space.table), config)

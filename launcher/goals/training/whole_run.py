@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.config import Config, resolve
+from launcher.cost.phases import mean_tokens
 from launcher.goals.views import Entry, Line, View
 from launcher.labels import amount, duration
 from launcher.planning.layout_names import name_of, overrides_of
@@ -23,7 +24,7 @@ def whole_run(config: Config, planned: Plan) -> dict[str, Any]:
     hours, price = took * config.cluster.world_size / 3600, config.cluster.price_per_gpu_hour
     return {
         "steps": config.run.steps,
-        "tokens": config.run.steps * config.run.global_batch * config.model.seq,
+        "tokens": round(config.run.steps * mean_tokens(config.model, config.run)),
         "step_s": step,
         "seconds": took,
         "gpu_hours": hours,

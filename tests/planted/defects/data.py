@@ -67,7 +67,7 @@ DEFECTS = [
     Defect(
         "the loss of examples is divided by all tokens",
         "trainer/step.py",
-        "ratio = self.batches.tokens / max(targets, 1)",
+        "ratio = queued.tokens / max(targets, 1)",
         "ratio = 1.0",
         "tests/tuning/test_instructions.py tests/tuning/test_packing.py",
     ),

@@ -106,8 +106,8 @@ DEFECTS = [
     Defect(
         "warm-up begins with a rate of nothing",
         OPTIMIZER,
-        "return config.lr * (step + 1) / config.warmup_steps",
-        "return config.lr * step / config.warmup_steps",
+        "return config.lr * consumed(step + 1) / consumed(config.warmup_steps)",
+        "return config.lr * consumed(step) / consumed(config.warmup_steps)",
         "tests/trainer/test_parts.py",
     ),
     Defect(

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, divisors, listed
+from trainer.shared.run.phases import PhaseTable, resolve_phases
 from trainer.shared.run.read import flatten, from_record, to_dict
 from trainer.shared.run.schema import (
     GATED,
@@ -25,6 +26,7 @@ from trainer.shared.run.schema import (
     LayoutConfig,
     ModelConfig,
     MuonConfig,
+    PhaseConfig,
     ResolvedLayoutConfig,
     ResolvedModelConfig,
     ResolvedOptimizerConfig,
@@ -53,7 +55,8 @@ def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
     model = resolve_model(config.model)
     _check_split(model, config.layout)  # the model's limits on any cluster are reported before those of this cluster
     layout = _with(ResolvedLayoutConfig, config.layout, data=_data_degree(config.layout, world_size))
-    resolved = _with(ResolvedTrainConfig, config, model=model, layout=layout, optimizer=_resolve_optimizer(config))
+    run = dataclasses.replace(config.run, phases=_resolve_phases(config, model.seq))
+    resolved = _with(ResolvedTrainConfig, config, model=model, layout=layout, optimizer=_resolve_optimizer(config), run=run)
     check(resolved, world_size)
     return resolved
 
@@ -61,6 +64,14 @@ def resolve(config: TrainConfig, world_size: int) -> ResolvedTrainConfig:
 def _with(cls: type[T], config: Any, **derived: Any) -> T:
     """Makes a ``cls`` of the fields of ``config`` and its ``derived`` values."""
     return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | derived)
+
+
+def _resolve_phases(config: TrainConfig, seq: int) -> list[PhaseConfig]:
+    """Returns the phases of a training; what is not trained has none."""
+    if config.run.task != "train":
+        return []
+    check_phases(config)
+    return resolve_phases(config.run, seq)
 
 
 def _resolve_optimizer(config: TrainConfig) -> ResolvedOptimizerConfig:
@@ -156,12 +167,15 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
             f"run.warmup_steps={config.run.warmup_steps} leaves no step of run.steps={config.run.steps} to measure; "
             f"use {f'{most} or less' if most else most}, or more steps"
         )
+    if config.run.task == "train":
+        _check_each_phase(config, world_size)
 
 
 OWN_KEYS = (
-    *("run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init"),
+    *("run.phases", "run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init"),
     *("layout.sharding.offload", "run.offload_path"),
     *("optimizer.kind", "optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups.", "optimizer.muon."),
+    "optimizer.cautious",
 )
 """Beginnings of keys that our own trainer alone knows."""
 
@@ -606,6 +620,55 @@ def _check_batch(config: TrainConfig) -> None:
             f"run.global_batch={batch} is not divisible by layout.micro_batch={layout.micro_batch} x layout.data={layout.data} = {unit}; "
             f"use a multiple of {unit}, such as {max(unit, round(batch / unit) * unit)}"
         )
+
+
+def check_phases(config: TrainConfig) -> None:
+    """Raises ``ConfigError`` unless phases are in order, and each reads whole sequences of the data."""
+    before = 0
+    for number, given in enumerate(config.run.phases):
+        name, seq = f"run.phases[{number}]", config.model.seq
+        batch, length = given.global_batch or config.run.global_batch, given.seq or seq
+        if given.until is None:
+            raise ConfigError(f"{name}.until is missing; give the tokens of the run with which the phase ends")
+        if given.until <= before:
+            raise ConfigError(
+                f"{name}.until={given.until} leaves it no step: the phase before ends with {before} tokens; give more, in ascending order"
+            )
+        if seq % length:
+            shorter = listed(d for d in divisors(seq) if d * 64 >= seq)
+            why = f"is longer than model.seq={seq}, the length at the end" if length > seq else f"does not divide model.seq={seq}"
+            raise ConfigError(f"{name}.seq={length} {why}; use {shorter}, or change model.seq")
+        if length < seq:
+            _check_pieces(config, f"{name}.seq={length}")
+        if batch * length % seq:
+            unit = seq // length
+            raise ConfigError(
+                f"{name}.global_batch={batch} of {name}.seq={length} tokens are not whole sequences of model.seq={seq}, of which they are "
+                f"pieces; use a multiple of {unit}, such as {max(unit, round(batch / unit) * unit)}"
+            )
+        before += -(-(given.until - before) // (batch * length)) * batch * length
+
+
+def _check_each_phase(config: ResolvedTrainConfig, world_size: int) -> None:
+    """Checks every other rule with the sizes of each phase."""
+    for number, phase in enumerate(PhaseTable.of(config.run, config.model.seq).phases[:-1]):
+        try:
+            check(phase.of(config), world_size)
+        except ConfigError as error:
+            where = f"run.phases[{number}], of run.global_batch={phase.global_batch} and model.seq={phase.seq}"
+            raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_pieces(config: TrainConfig, name: str) -> None:
+    """Checks that sequences can be cut in pieces."""
+    if config.data.kind == "instructions":
+        raise ConfigError(f"{name} would cut examples of data.kind=instructions; give global_batch alone, or use another data.kind")
+    if FAMILIES[config.model.family].encoder_decoder or config.model.encoder_layers:
+        raise ConfigError(f"{name} would cut what an encoder reads from what its decoder writes; give global_batch alone")
+    if virtual_tokens(config.tune):
+        raise ConfigError(f"{name} would cut virtual tokens of tune.method={config.tune.method} from their text; give global_batch alone")
+    if config.layout.slice_lengths is not None:
+        raise ConfigError(f"{name} is cut in slices of its own; leave layout.slice_lengths out for slices of equal work")
 
 
 def _check_validation(config: TrainConfig) -> None:

@@ -301,6 +301,7 @@ class OptimizerConfig:
     clip: float = key(1.0, "global gradient-norm clip; 0 = off", minimum=0)
     groups: GroupsConfig = key(GroupsConfig, "learning rates and weight decays of groups of parameters")
     muon: MuonConfig = key(MuonConfig, "kind=muon: the update of matrices")
+    cautious: bool = key(False, "what AdamW updates decays only where the update makes it smaller")
 
 
 @dataclass
@@ -319,6 +320,16 @@ LOSS_CHUNK_MB = {"cpu": 64.0, "cuda": 1024.0}
 
 
 @dataclass
+class PhaseConfig:
+    """Steps of another size, up to a number of tokens of the run."""
+
+    until: Optional[int] = key(None, "tokens of the run with which the phase ends, after the step that reaches them", minimum=1)
+    global_batch: Optional[int] = key(None, "sequences of a step; null = run.global_batch", minimum=1, maximum=MOST)
+    seq: Optional[int] = key(None, "tokens of a sequence, which is a piece of one of model.seq; null = model.seq", minimum=1, maximum=MOST)
+    lr: Optional[float] = key(None, "factor of the learning rate; null = square root of a step's tokens over those of the last phase", minimum=0)
+
+
+@dataclass
 class RunConfig:
     """The length and precision of the run, and its measurements."""
 
@@ -329,6 +340,7 @@ class RunConfig:
     steps: int = key(10, "optimizer steps", minimum=1)
     warmup_steps: int = key(2, "first steps left out of the step-time statistics", minimum=0)
     global_batch: int = key(8, "sequences per optimizer step, over all replicas", minimum=1, maximum=MOST)
+    phases: list[PhaseConfig] = key(list, "phases before the steps of run.global_batch and model.seq, each with until, global_batch, seq, lr")
     eval_every: int = key(0, "steps between validations on the text that data.held_out keeps back; 0 = none", minimum=0)
     eval_batches: int = key(8, "a validation reads this many batches of global_batch sequences, or all there are", minimum=1)
     seed: int = key(1234, "seed of weights, data order and dropout", minimum=0)
