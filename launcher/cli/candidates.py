@@ -1,4 +1,4 @@
-"""What can stand at the end of a command line that is being typed: verbs, options, keys, groups, values, and names of sweeps and trials.
+"""Candidates for the end of a command line that is being typed: verbs, options, keys, groups, values, and names of sweeps and trials.
 
 Imports neither Hydra nor torch, since a person waits for it at every Tab.
 """
@@ -126,7 +126,7 @@ def _sweep_dir(before: Sequence[str]) -> str:
 
 
 def _value_of(option: str, before: Sequence[str]) -> str:
-    """Returns what is given to an option, as ``--dir X`` or ``--dir=X``; empty without it."""
+    """Returns the value of an option, given as ``--dir X`` or ``--dir=X``; empty without it."""
     for word, following in zip(before, [*before[1:], ""]):
         if word == option:
             return following

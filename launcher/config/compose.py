@@ -267,7 +267,7 @@ GROUPS = ("model", "layout", "cluster", *OF_HARDWARE, "trainer", "data", "optimi
 
 def config_groups(own: Path | None = None) -> dict[str, list[str]]:
     """Returns Hydra's config groups and the options of each: those that ship, and any other folder in ``own``. Raises ``ConfigError`` if
-    that is no folder."""
+    that is not a folder."""
     if own is not None and not own.is_dir():
         raise ConfigError(f"--config-dir={own} is not a folder; give one that holds config groups, such as trainer/NAME.yaml")
     return {group: list(files) for group in (*GROUPS, *groups_of(own, (*GROUPS, "pipeline"))) if (files := files_of(group, own))}

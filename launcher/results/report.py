@@ -122,11 +122,8 @@ def why(trials: Sequence[ReportedTrial]) -> dict[str, Any] | None:
     other = next((trial for trial in ranked[1:] if not trial.measured.tied_with_best), None)
     if other is None:
         return None
-    sources = {
-        "measured": [split(trial).parts for trial in (ranked[0], other)],
-        "predicted": [_amounts((trial.record.predicted or {}).get("parts")) for trial in (ranked[0], other)],
-    }
-    found = {name: largest_differences(*parts) for name, parts in sources.items()}
+    predicted = [_amounts((trial.record.predicted or {}).get("parts")) for trial in (ranked[0], other)]
+    found = {"measured": largest_differences(split(ranked[0]).parts, split(other).parts), "predicted": largest_differences(*predicted)}
     return {"winner": ranked[0], "other": other, "parts": found} if any(found.values()) else None
 
 

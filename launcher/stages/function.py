@@ -4,8 +4,8 @@ process, on any backend that shares this machine's files; what the function retu
     <root>/trials/ID/call.pkl                 the function, its configuration, and Hydra's state
     <root>/stages/ID/artifact/returned.pkl    what Hydra knows of the finished job (``JobReturn``)
 
-A trial's id is made of the function's name, the configuration and the output folder: with the same ``hydra.sweep.dir``, a command that is
-repeated runs what is missing.
+A trial's id is made of the function's name, the configuration and the output folder: with the same ``hydra.sweep.dir``, a repeated command
+runs the missing ones.
 """
 
 from __future__ import annotations

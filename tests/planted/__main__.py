@@ -16,6 +16,7 @@ import json
 import os
 import queue
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -95,7 +96,7 @@ class Copy:
             "-p",
             "no:cacheprovider",
             f"--timeout={TEST_SECONDS}",
-            *tests.split(),
+            *shlex.split(tests),
         ]
         with log.open("w") as output:
             process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,4 +30,4 @@ class Defect:
     @property
     def paths(self) -> list[Path]:
         """Files and folders of its tests."""
-        return [Path(word.partition("::")[0]) for word in self.tests.split() if word.startswith("tests/")]
+        return [Path(word.partition("::")[0]) for word in shlex.split(self.tests) if word.startswith("tests/")]

@@ -29,6 +29,7 @@ TRAINER = (
         "offload",
         "pipeline",
         "data",
+        "phases",
         "checkpoint",
         "tuning",
         "generate",

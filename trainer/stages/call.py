@@ -12,7 +12,7 @@ from trainer.stages.make import ProcessWork
 
 
 class CallWork(ProcessWork):
-    """What a function returned. The settings name the file of the ``call``, the folder where it was made, and the ``path`` of modules."""
+    """The result of a function. The settings name the file of the ``call``, the folder where it was made, and the ``path`` of modules."""
 
     def act(self) -> None:
         """Raises the function's error, after its return is written."""

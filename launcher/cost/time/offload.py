@@ -45,5 +45,6 @@ def times(case: Case, held: StageShare) -> OffloadTimes:
     down, up = count * gradient / c.pinned_link, count * case.width / c.pinned_link
     update = count * (2 * states + copied + gradient) * case.device.host_sharers / c.host_update
     together = update + up if case.device.host else np.maximum(update, up)  # on a GPU the next bucket is updated meanwhile
-    buckets = np.maximum(case.shard("optimizer", held.dense.most(), held.expert.most()) * gradient / case.trainer.memory.bucket_bytes, 1.0)
+    shard, bucket = case.shard("optimizer", held.dense.most(), held.expert.most()) * gradient, case.trainer.memory.bucket_bytes
+    buckets = np.maximum(shard / bucket, 1.0) if bucket else np.inf
     return OffloadTimes(down, together, together / buckets)

@@ -67,7 +67,7 @@ def _with(cls: type[T], config: Any, **derived: Any) -> T:
 
 
 def _resolve_phases(config: TrainConfig, seq: int) -> list[PhaseConfig]:
-    """Returns the phases of a training; what is not trained has none."""
+    """Returns the phases of a training; other tasks have none."""
     if config.run.task != "train":
         return []
     check_phases(config)
