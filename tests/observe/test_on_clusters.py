@@ -13,6 +13,7 @@ from launcher.cli import search
 from launcher.cli.main import main
 from launcher.config import compose
 from launcher.config.schema import ClusterConfig
+from launcher.goals.goal import Asked
 from launcher.goals.training.goal import GOAL
 from launcher.trials.store import Store
 from tests.backends.slurm_support import CLUSTER, PROJECT
@@ -39,7 +40,8 @@ def searched(cluster: ClusterConfig, trials: int, capsys: pytest.CaptureFixture[
     """A search of ``trials`` trials of the example; what ``trireme rank`` says of them."""
     config = compose([*RUN, f"search.max_trials={trials}"], EXAMPLE)
     found = dataclasses.replace(cluster, hardware=config.cluster.hardware)
-    assert search.run(GOAL, dataclasses.replace(config, cluster=found), compose(search.alone(config)), RUN, {"micro_batch": [1, 2]}) == 0
+    asked = Asked(RUN, lambda words: compose(words, EXAMPLE))
+    assert search.run(GOAL, dataclasses.replace(config, cluster=found), compose(search.alone(config)), asked, {"micro_batch": [1, 2]}) == 0
     capsys.readouterr()
     assert main(["rank", "other", "--json"]) == 0
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
@@ -68,12 +70,49 @@ def check_enough(cluster: ClusterConfig) -> None:
     )
     config = compose(words)
     found = dataclasses.replace(cluster, hardware=config.cluster.hardware)
-    assert search.run(GOAL, dataclasses.replace(config, cluster=found), compose(search.alone(config)), words, {"micro_batch": [1]}) == 0
+    asked = Asked(words, compose)
+    assert search.run(GOAL, dataclasses.replace(config, cluster=found), compose(search.alone(config)), asked, {"micro_batch": [1]}) == 0
     (record,) = Store("runs").sweep("brief").records
     assert (record.status, record.reason, record.attempt) == (Status.DONE, Reason.MEASURED, 0)
     result = record.read_result() or {}
     assert 6 <= len(result["step_times_s"]) < 1000000 and result["message"].endswith("of 999998 measured steps")
     assert result["peak_memory_bytes"] > 0 and result["communication"], "what rank 0 wrote, not what its steps tell"
+
+
+def check_pairs(cluster: ClusterConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """An encoder and its decoder: layouts that cut stages and matrices train one model, ranked by what they took."""
+    words = [
+        *("model=t5_tiny", "model.hidden=32", "model.ffn=64", "model.vocab=300", "model.seq=32", "data=synthetic", "hardware=cpu"),
+        *("run.global_batch=4", "run.steps=5", "sweep.name=pairs", "search.max_trials=3", "search.nodes=full", "search.enough=0"),
+    ]
+    config = compose(words)
+    found = dataclasses.replace(cluster, hardware=config.cluster.hardware)
+    asked = Asked(words, compose)
+    assert search.run(GOAL, dataclasses.replace(config, cluster=found), compose(search.alone(config)), asked, {}) == 0
+    capsys.readouterr()
+    assert main(["rank", "pairs", "--json"]) == 0
+    ranked = json.loads(capsys.readouterr().out)
+    assert [(trial["place"], trial["other_model"]) for trial in ranked] == [(1, False), (2, False), (3, False)]
+    assert (
+        len({tuple(sorted(trial["layout"].items())) if isinstance(trial.get("layout"), dict) else trial["trial"] for trial in ranked}) == 3
+    )
+
+
+@pytest.mark.campaign("slurm")
+def test_layouts_of_an_encoder_and_its_decoder_are_searched_on_a_real_slurm(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_pairs(dataclasses.replace(CLUSTER, nodes=2), capsys)
+
+
+@pytest.mark.campaign("kubernetes")
+def test_layouts_of_an_encoder_and_its_decoder_are_searched_on_a_real_kubernetes(
+    real_node: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with real_node.namespace() as namespace:
+        check_pairs(real_node.cluster(namespace, nodes=2, gpus_per_node=1), capsys)
 
 
 @pytest.mark.parametrize(("nodes", "trials"), [(2, 2), pytest.param(4, 3, marks=pytest.mark.campaign("slurm"))])
