@@ -8,7 +8,7 @@ import sys
 from trainer.shared.run.errors import ConfigError
 
 DETACH = "--detach"
-DETACH_HELP = "go on in the background once trials are being submitted; 'trireme attach' shows them"
+DETACH_HELP = "go on in the background; watch with trireme attach"
 
 
 def add_detach(parser: argparse.ArgumentParser) -> None:

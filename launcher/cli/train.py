@@ -104,7 +104,7 @@ def parser() -> VerbParser:
     )
     made.add_argument("--config-dir", "-cd", metavar="DIR", help="folder of config groups of your own, such as DIR/trainer/NAME.yaml")
     made.add_argument("--config-name", "-cn", metavar="NAME", help="DIR/NAME.yaml, which builds on ours: 'defaults: [config, _self_]'")
-    made.add_argument("--info", "-i", metavar="WHAT", help="how Hydra composed the configuration: defaults, searchpath, ...")
+    made.add_argument("--info", "-i", metavar="WHAT", help="how Hydra composed it: defaults, ...")
     made.add_argument("--hydra-help", action="store_true", help="Hydra's other flags")
     return made
 

@@ -55,7 +55,7 @@ from trainer.shared.run.schema import (
 from trainer.shared.run.spans import SENTINELS
 from trainer.shared.run.tuning import PROMPTS, text_model
 from trainer.tensor.dropout import Noise
-from trainer.tensor.experts import ExpertDispatcher, part_of
+from trainer.tensor.experts import ExpertDispatcher, own_part
 from trainer.tensor.region import places
 
 if TYPE_CHECKING:
@@ -798,7 +798,7 @@ class ChosenExperts:
             length, batch = x.shape[:2]
             index = torch.arange(length * batch)
             if isinstance(dispatcher, ExpertDispatcher) and dispatcher.splits:
-                index = index[part_of(len(index), region.group)]
+                index = index[own_part(len(index), region.group)]
             where = noise.key.first_row + index % batch, places(region.runs(length), x.device)[index // batch]
             common = (torch.full_like(index, number) for number in (self.step, block))
             self.rows.append(torch.cat((torch.stack((*common, *where), 1), choice.experts.sort(-1).values), 1))

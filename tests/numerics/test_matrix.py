@@ -38,7 +38,7 @@ from trainer.shared.run.tuning import text_model
 
 pytestmark = pytest.mark.slow
 
-DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 10, "latent": 8, "pairs": 16, "muon": 14, "phases": 8}
+DESIGNED = {"dense": 40, "experts": 20, "context": 16, "slices": 12, "latent": 8, "pairs": 16, "muon": 14, "phases": 8}
 """Cases of every run, by their kind: as many as have each value of each axis."""
 TOGETHER = 12
 """Drawn cases that the same ranks train one after the other."""

@@ -74,7 +74,7 @@ def test_values_of_layout_keys_are_read_as_those_of_a_run(plan: Any, key: str, v
 def test_a_recipes_own_layout_stands_beside_the_fastest(plan: Any) -> None:
     document = json.loads(plan("recipe=llama31_8b", "--json", "layout.tensor=2")[1])
     own, best = document["configured"], document["layouts"][0]
-    assert own["layout"]["tensor"] == 1 and own["layout"]["sharding"] == {"params": 8, "grads": 8, "optimizer": 8}
+    assert own["layout"]["tensor"] == 1 and own["layout"]["sharding"] == {"params": 8, "grads": 8, "optimizer": 8, "offload": 0.0}
     assert own["times_fastest"] == pytest.approx(own["step_time_s"] / best["step_time_s"]) and own["refused"] is None
     there = json.loads(plan("recipe=llama31_8b", "--json", "--explain", own["name"])[1])
     assert own["step_time_s"] == there["step_time_s"] and own["layout"] == there["layout"]
