@@ -18,13 +18,17 @@ import numpy as np
 
 from benchmarks.fit import Fit, FitProblem, fit, left_out_parameters, solve
 from benchmarks.spreads import LeftOut, Missed, likeliest, predicted_without
-from launcher.config.uncertainty import shipped_widths
+from launcher.config.uncertainty import Widths, shipped_widths
 from launcher.tables.cases import TableCase
 from launcher.tables.validation import short
 from trainer.shared.run.errors import ConfigError
 
 FROZEN = Path(__file__).parent / "splits.csv"
 COLUMNS = ("source", "runs", "sha256", "kinds")
+
+
+FEW = 12
+"""Steps of the search for likelier widths."""
 
 
 def _chip(*names: str) -> Callable[[TableCase], bool]:
@@ -91,11 +95,16 @@ class Splits:
         return self.apart.missed()
 
     @cached_property
+    def widths(self) -> Widths:
+        """Those of all rows, from which those without a source are a few steps away."""
+        return likeliest(self.missed, shipped_widths())
+
+    @cached_property
     def unseen(self) -> Told:
         """Every row without its source: constants, rates and widths of all others."""
         inside = np.zeros(len(self.cases), dtype=bool)
         for each in self.missed:
-            widths = likeliest([other for other in self.missed if other is not each], shipped_widths())
+            widths = likeliest([other for other in self.missed if other is not each], self.widths, FEW)
             inside[self.apart.sources == each.source] = _inside(each, widths)
         return Told(self.apart.time.sum(axis=1), inside)
 
@@ -108,7 +117,7 @@ class Splits:
         time, causes = predicted_without(problem, parameters)
         chosen = np.flatnonzero(rows)
         found = LeftOut([self.cases[i] for i in chosen], time[chosen], causes[chosen], self.measured[chosen], parameters)
-        widths = likeliest([other for other in self._of_others(rows) if len(other.ratios)], shipped_widths())
+        widths = likeliest([other for other in self._of_others(rows) if len(other.ratios)], self.widths)
         inside = np.zeros(len(chosen), dtype=bool)
         for each in found.missed():
             inside[found.sources == each.source] = _inside(each, widths)
@@ -123,8 +132,8 @@ class Splits:
         return np.array([chosen(case) for case in self.cases])
 
 
-def _inside(missed: Missed, widths: object) -> np.ndarray:
-    levels = missed.levels(widths)  # type: ignore[arg-type]
+def _inside(missed: Missed, widths: Widths) -> np.ndarray:
+    levels = missed.levels(widths)
     return np.asarray((levels > 0.1) & (levels < 0.9))
 
 

@@ -93,9 +93,7 @@ def check_pairs(cluster: ClusterConfig, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["rank", "pairs", "--json"]) == 0
     ranked = json.loads(capsys.readouterr().out)
     assert [(trial["place"], trial["other_model"]) for trial in ranked] == [(1, False), (2, False), (3, False)]
-    assert (
-        len({tuple(sorted(trial["layout"].items())) if isinstance(trial.get("layout"), dict) else trial["trial"] for trial in ranked}) == 3
-    )
+    assert len({trial["dir"] for trial in ranked}) == 3
 
 
 @pytest.mark.campaign("slurm")
