@@ -109,7 +109,7 @@ class LogMean:
 
 
 Runs = Sequence[Mapping[int, "Reach | None"]]
-"""Of each arm the finished runs by number of the seed; None: its run failed and says nothing."""
+"""The finished runs of each arm by number of the seed; None: its run failed and says nothing."""
 
 
 @dataclass(frozen=True)

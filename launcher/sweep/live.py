@@ -30,7 +30,7 @@ MOST_ROWS, MOST_REASONS = 30, 3
 STYLES = {Status.DONE: "green", Status.RUNNING: "bold", Status.FAILED: "red", Status.STOPPED: "yellow", Status.PRUNED: "dim"}
 WORDS = {Status.SUBMITTED: "waiting"}
 _ORDER = (Status.RUNNING, Status.FAILED, Status.STOPPED, Status.SUBMITTED, Status.PLANNED, Status.DONE)
-"""The order in which trials get a row where there is no room for all."""
+"""States in the order in which trials get a row where there is no room for all."""
 
 
 @dataclass(frozen=True)

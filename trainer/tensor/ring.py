@@ -343,7 +343,7 @@ def _backward_on_gpu(dy: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 MOST_WIDTH = 256
-"""Of a head, in flash attention on GPUs."""
+"""Widest head that flash attention on GPUs takes."""
 KERNELS = {
     "cpu": FlashKernel(lambda query: True, _forward_on_cpu, _backward_on_cpu),
     "cuda": FlashKernel(

@@ -271,7 +271,7 @@ def attention_core(case: Case) -> Array:
 
 
 def _core(case: Case, name: str, row: Array) -> Array:
-    """The same without a ring."""
+    """Returns the bytes that a kernel keeps where keys are not passed around a ring."""
     s, w = case.shape, case.width
     if name in FLASH:
         return row + bias_columns(case) + windows(case) + widened(case)
