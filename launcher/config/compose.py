@@ -159,6 +159,8 @@ def check_overrides(
         elif any(is_open and name.startswith(key + ".") for key, is_open in keys.items()):
             text = "++" + text.lstrip("+")
         elif name not in keys:
+            if folder is None and override.is_add() and "." not in name:
+                raise ConfigError(f"{text}: no key or group {name!r}; a group of your own is found with --config-dir DIR, as DIR/{name}/")
             raise _unknown(name, [*keys, *groups])
         checked.append(text)
     _check_method([override.key_or_group for override in parsed])

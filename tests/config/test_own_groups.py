@@ -44,6 +44,11 @@ def test_a_group_of_ones_own_sets_keys_and_chooses_from_ours(own: Path) -> None:
     assert compose(["+experiment=deep/er"], own).model.layers == compose(["+experiment/deep=er"], own).model.layers == 24
 
 
+def test_a_group_without_its_folder_is_asked_for_it() -> None:
+    with pytest.raises(ConfigError, match=r"^\+experiment=fast: no key or group 'experiment'; .* --config-dir DIR, as DIR/experiment/$"):
+        compose(["+experiment=fast"])
+
+
 def test_a_file_that_is_written_anew_is_read_anew(own: Path) -> None:
     assert compose(["+experiment=slow"], own).run.steps == 70
     (own / "experiment/slow.yaml").write_text("# @package _global_\nrun: {steps: 71}\n")
