@@ -25,6 +25,7 @@ from benchmarks.console import answered
 from benchmarks.fit import timed_cases
 from benchmarks.history.__main__ import ROOT, SHIPPED
 from benchmarks.history.figures import rows_of
+from benchmarks.layoutbench.page import PAGE, between_marks, percent, table
 from benchmarks.layoutbench.peers import PEERS, Predictor, Unsaid
 from benchmarks.layoutbench.splits import FAMILIES, KINDS, Splits, Told, check, freeze
 from benchmarks.spreads import distinct
@@ -34,7 +35,6 @@ from launcher.tables.predictions import predict_rows
 from launcher.tables.validation import PredictedRun, sweeps
 from trainer.shared.run.errors import ConfigError
 
-PAGE = ROOT / "docs" / "layoutbench.md"
 MARKS = ("<!-- figures: python -m benchmarks.layoutbench -->\n", "<!-- end of figures -->\n")
 OURS, SHARE = "ours", "fixed share of the peak"
 
@@ -184,10 +184,6 @@ def bench_of(rows: Sequence[MeasuredRun], peers: Mapping[str, Path]) -> Bench:
     return Bench(splits, believed, seconds)
 
 
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
-
-
 def block(bench: Bench) -> str:
     """The tables of the page."""
     interval = ["in the interval: sources", "in the interval: runs"]
@@ -197,12 +193,7 @@ def block(bench: Bench) -> str:
         "On what all can express": (["predictor", *HEADS], bench.common()),
         "Chip by chip": (["chips", "runs", "sources", OURS, SHARE], bench.chips()),
     }
-    return "\n".join(f"## {title}\n\n{_table(heads, list(rows))}" for title, (heads, rows) in tables.items())
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join([*cells, *[''] * (len(heads) - len(cells))])} |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]]) + "\n"
+    return "\n".join(f"## {title}\n\n{table(heads, list(rows))}" for title, (heads, rows) in tables.items())
 
 
 def peer_of(text: str) -> tuple[str, Path]:
@@ -234,8 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code
     if given.write:
-        before, _, rest = PAGE.read_text().partition(MARKS[0])
-        PAGE.write_text(before + MARKS[0] + "\n" + text + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
+        PAGE.write_text(between_marks(PAGE.read_text(), MARKS, text))
     print(text, end="")
     return 0
 

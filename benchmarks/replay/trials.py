@@ -169,16 +169,16 @@ def replay(
             _run(float(table.cost[i]), trial.prune_above_s, settings, (steps, warmup_steps), known, scatter) if ran else ([], None)
         )
         seen.append(shown)
-        gpu_hours = _gpu_hours(table, i, settings, warmup_steps + len(shown), float(candidates.seconds[i]))
+        spent = _gpu_hours(table, i, settings, warmup_steps + len(shown), float(candidates.seconds[i]))
         behind, seconds = (float(table.cost[i] / best - 1), float(table.seconds[i])) if ran else (None, None)
         stopped = reason is Reason.CANNOT_WIN
-        done.append(Step(table.cases[i].row.number, float(one[i]), seconds, behind, gpu_hours, stopped, len(shown)))
+        done.append(Step(table.cases[i].row.number, float(one[i]), seconds, behind, spent, stopped, len(shown)))
         if not ran:
             reason = Reason.OUT_OF_MEMORY if table.out_of_memory[i] else Reason.ERROR
         told = median(shown) if shown else math.inf
         noise = noise_of(shown, known) if scatter else USUAL_SCATTER / math.sqrt(max(len(shown), 1))
-        policy.tell(trial, TrialObservation(told, reason or Reason.ERROR, noise, gpu_hours=gpu_hours))
-    grid = sum(_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table)))
+        policy.tell(trial, TrialObservation(told, reason or Reason.ERROR, noise, gpu_hours=spent))
+    grid = float(_grid(table, candidates, settings, steps).sum())
     ranked = policy.ranking()
     chosen = float(table.cost[ranked[0]] / best - 1) if ranked else None
     return Replay(
@@ -192,6 +192,15 @@ def replay(
         settings.tolerance,
         chosen,
     )
+
+
+def grid_gpu_hours(table: MeasuredSweep, settings: SearchConfig, steps: int) -> np.ndarray:
+    """(n,) GPU-hours of each trial where it runs to its end."""
+    return _grid(table, _candidates(table), settings, steps)
+
+
+def _grid(table: MeasuredSweep, candidates: Candidates, settings: SearchConfig, steps: int) -> np.ndarray:
+    return np.array([_gpu_hours(table, i, settings, steps, float(candidates.seconds[i])) for i in range(len(table))])
 
 
 def _known_scatter(seen: Sequence[Sequence[float]], scatter: Scatter | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from benchmarks.history.figures import rows_of
 from benchmarks.layoutbench.__main__ import asked, fixed_share, main
 from benchmarks.layoutbench.peers import Unsaid, dense
 from benchmarks.layoutbench.splits import check, freeze
+from benchmarks.layoutbench.tuners import TUNERS, Outcome, tuned
+from benchmarks.replay.trials import MeasuredSweep
+from launcher.cost.inputs.layouts import LAYOUT_DTYPE
 from launcher.tables.cases import TableCase
 from trainer.shared.run.errors import ConfigError
 
@@ -65,3 +69,32 @@ def test_a_peer_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main(["--peer", "somebody=nowhere"])
     assert ended.value.code == 2 and "'somebody=nowhere' is not NAME=FOLDER" in capsys.readouterr().err
+
+
+def sweep(*layouts: dict[str, object], seconds: list[float]) -> MeasuredSweep:
+    """Runs of one question that differ in their layouts alone; an infinite time ran out of memory."""
+    cases, _ = some()
+    table = np.zeros(len(layouts), LAYOUT_DTYPE)
+    for row, layout in zip(table, layouts):
+        for name in LAYOUT_DTYPE.names or ():
+            row[name] = layout.get(name, 1)
+    took = np.array(seconds)
+    return MeasuredSweep("", [dataclasses.replace(cases[0], layout=row) for row in table], took, np.isinf(took), np.ones(len(took)))
+
+
+def test_a_tuner_leaves_out_what_its_rules_say_a_run_has_settled() -> None:
+    layouts = [{"micro_batch": micro, "recompute": full} for micro in (1, 2, 4) for full in (2, 0)]
+    made = sweep(*layouts, seconds=[9.0, math.inf, 7.0, 6.0, 8.0, 5.0])
+    hours, flagscale, paddle = np.ones(6), TUNERS[0], TUNERS[1]
+    # FlagScale: 1 recomputed runs, 1 without does not fit, so no larger one without does; 2 and 4 recomputed are tried.
+    assert tuned(made, flagscale, range(6), hours) == Outcome(7 / 5 - 1, 4, 4 / 6)
+    # Both, once 4 without recomputation has run: everything else is taken to be slower.
+    assert tuned(made, flagscale, range(5, -1, -1), hours) == Outcome(0.0, 1, 1 / 6)
+    assert tuned(made, paddle, range(5, -1, -1), hours).trials == 1
+    cut = sweep({"tensor": 4, "pipeline": 2}, {"tensor": 2, "pipeline": 4}, {"tensor": 1, "pipeline": 4}, seconds=[math.inf, 3.0, 2.0])
+    assert tuned(cut, flagscale, range(3), np.ones(3)) == Outcome(0.0, 2, 2 / 3)
+
+
+def test_a_patient_tuner_ends_after_so_many_trials_that_were_no_faster() -> None:
+    made = sweep(*[{"micro_batch": micro} for micro in range(1, 9)], seconds=[5.0, 4.0, 9.0, 9.0, 9.0, 9.0, 9.0, 1.0])
+    assert tuned(made, TUNERS[2], range(8), np.ones(8)) == Outcome(3.0, 7, 7 / 8)
