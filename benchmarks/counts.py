@@ -34,9 +34,11 @@ from trainer.models.attention import Alibi, AttentionCore, slopes
 from trainer.models.transformer import Transformer
 from trainer.pipeline.compile import compile_blocks
 from trainer.shared.parallel.shards import Factors
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve, resolve_model
-from trainer.shared.run.schema import LOSS_CHUNK_MB, ModelConfig, ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import LOSS_CHUNK_MB, ModelConfig, TrainConfig
 from trainer.state.bucket import FlatBucket
 from trainer.state.parameters import ModelParameter
 from trainer.state.sharding import ShardedState

@@ -223,9 +223,9 @@ def measure(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, 
 
 def flops_per_step(model: str) -> float:
     """Model FLOPs of a step on GPU, as ``trainer.shared.run.flops`` counts them."""
+    from trainer.shared.run.derived import resolve_model
     from trainer.shared.run.flops import model_flops
     from trainer.shared.run.read import from_dict
-    from trainer.shared.run.rules import resolve_model
     from trainer.shared.run.schema import ModelConfig
 
     return model_flops(resolve_model(from_dict(ModelConfig, MODELS[model])), BATCHES[model][0])

@@ -23,8 +23,8 @@ from trainer.shared.records.outcome import Status
 from trainer.shared.records.stage_run import Finish, StageRun, load_stage
 from trainer.shared.records.trial_files import EXIT_STOPPED
 from trainer.shared.run.read import load
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import ResolvedTrainConfig
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,9 +19,10 @@ from trainer.prompts import task_shares, with_task
 from trainer.shared.parallel.boundary import PairTokens
 from trainer.shared.parallel.sequence import Runs
 from trainer.shared.parallel.shards import vocabulary_rows
+from trainer.shared.run.derived import micro_batches
 from trainer.shared.run.phases import Phase
-from trainer.shared.run.rules import micro_batches
-from trainer.shared.run.schema import LOSS_CHUNK_MB, ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
+from trainer.shared.run.schema import LOSS_CHUNK_MB
 from trainer.tensor.cross_entropy import Targets, answered, head_loss
 from trainer.tensor.dropout import DropoutKey
 from trainer.tensor.layers import ColumnLinear

@@ -25,10 +25,10 @@ from trainer.shared.parallel.boundary import shapes_between
 from trainer.shared.parallel.placement import FOLDED
 from trainer.shared.parallel.schedule import build
 from trainer.shared.parallel.shards import Factors
+from trainer.shared.run.derived import micro_batches
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.phases import phases_of
-from trainer.shared.run.rules import micro_batches
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.state.bucket import BucketSettings, Precision
 from trainer.state.buffers import CollectiveQueue, Pool
 from trainer.state.gathering import Gathering

@@ -32,7 +32,7 @@ from trainer.shared.records.resume import newest
 from trainer.shared.records.stage_run import Finish
 from trainer.shared.records.trial_files import METRICS, RESULT, write_outcome
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.tuning import check_tasks, text_model
 from trainer.validation import Sums, Validation, whole_batches
 

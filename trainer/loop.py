@@ -38,7 +38,7 @@ from trainer.shared.records.trial_files import METRICS, RESULT, read_steps, writ
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import finite
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.tuning import text_model
 from trainer.step import Engine, QueuedStep, StepResult
 from trainer.validation import Validation, whole_batches

@@ -36,7 +36,8 @@ from trainer.shared.records.trial_files import METRICS, RESULT, SERIES, known_re
 from trainer.shared.run import steady
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import finite
-from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, ResolvedTrainConfig
+from trainer.shared.run.foreign import AT_RUN_TIME, CommandConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 
 TAIL = 12
 """Last lines of a log that are shown when it cannot be read."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.tuning import PROMPTS
 
 Rows = NDArray[np.int64]

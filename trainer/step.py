@@ -18,7 +18,7 @@ from trainer.launch.failure import NonFinite
 from trainer.models.tuned import task_of
 from trainer.pipeline.nonfinite import find
 from trainer.shared.run.phases import Phase, phases_of
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.state.loss_scale import LossScale
 from trainer.state.muon import make_optimizer
 from trainer.state.optimizer import learning_rate, squared_norm, sum_partial

@@ -14,7 +14,7 @@ from trainer.data.dataset import HeldOut, HeldOutExamples
 from trainer.measure.meter import Recorder
 from trainer.pipeline.forward import ForwardPipeline
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from trainer.shared.corpora.index import TOKENIZER, other_words, read_in_trainin
 from trainer.shared.records.artifacts import check_model_of, checkpoint_facts
 from trainer.shared.records.stage_run import StageRun
 from trainer.shared.run.command_lines import ScoreCommand
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 from trainer.shared.run.stages import BUILTIN_TASKS
 

@@ -13,8 +13,8 @@ from launcher.config.clusters import backend_names, cluster_class
 from launcher.config.json_schema import json_schema
 from launcher.config.schema import Config
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.keys import field_docs
 from trainer.shared.run.read import flatten
-from trainer.shared.run.schema import field_docs
 
 
 def print_keys(words: list[str]) -> int:

@@ -94,7 +94,7 @@ def model_of(arguments: argparse.Namespace) -> ModelConfig:
     """Returns the model that was asked for. Raises ``ConfigError`` for options that it has already answered."""
     from launcher.config import compose
     from launcher.planning.shapes import shape_for
-    from trainer.shared.run.rules import resolve_model
+    from trainer.shared.run.derived import resolve_model
 
     if not (words := model_words(arguments)):
         return shape_for(arguments.family, arguments.parameters, arguments.vocab, arguments.seq)

@@ -17,10 +17,12 @@ from trainer.shared.families.family import BASE
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.parallel.balance import blocks_per_chunk
 from trainer.shared.records.log_reader import check_patterns
+from trainer.shared.run.derived import micro_batches, resolve_model, shared_ranks, world_size_of
 from trainer.shared.run.errors import ConfigError, listed, nearest
+from trainer.shared.run.foreign import AT_RUN_TIME, CommandConfig
 from trainer.shared.run.read import flatten, to_dict
-from trainer.shared.run.rules import micro_batches, resolve_model, shared_ranks, world_size_of
-from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, LayoutConfig, ModelConfig, ResolvedModelConfig, ShardingConfig, TuneConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, ShardingConfig, TuneConfig
 
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z_.0-9]*)\}")
 SHARDED = ("layout.sharding.params", "layout.sharding.grads", "layout.sharding.optimizer")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import key
+from trainer.shared.run.keys import key
 
 BATCHING = ("static", "continuous", "both")
 PREFILL = ("alone", "first", "mixed")

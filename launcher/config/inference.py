@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from launcher.config.engine import FORMATS
-from trainer.shared.run.schema import MOST, key
+from trainer.shared.run.keys import MOST, key
 
 
 @dataclass

@@ -24,11 +24,12 @@ from trainer.shared.corpora.sources import STDLIB
 from trainer.shared.records.artifacts import OTHER_BASE, check_model_of, checkpoint_facts
 from trainer.shared.records.resume import check_resume
 from trainer.shared.records.trial_files import CONFIG
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.foreign import CommandConfig
 from trainer.shared.run.read import as_text, to_dict
 from trainer.shared.run.rules import resolve as resolve_run
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import CommandConfig, DataConfig, ModelConfig, RequestsConfig, TrainConfig
+from trainer.shared.run.schema import DataConfig, ModelConfig, RequestsConfig, TrainConfig
 from trainer.shared.run.tuning import text_model
 
 TOLD_TOGETHER = 8

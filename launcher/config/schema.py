@@ -14,19 +14,9 @@ from launcher.config.inference import ServingConfig, SlaConfig, WorkloadConfig
 from launcher.config.mounts import Mount
 from launcher.config.search import SearchConfig
 from launcher.config.trainer import TrainerProfile
-from trainer.shared.run.schema import (
-    MOST,
-    RATED,
-    DataConfig,
-    LayoutConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrackingConfig,
-    TrainConfig,
-    TuneConfig,
-    key,
-)
+from trainer.shared.run.keys import MOST, key
+from trainer.shared.run.optimizer import OptimizerConfig
+from trainer.shared.run.schema import RATED, DataConfig, LayoutConfig, ModelConfig, RunConfig, TrackingConfig, TrainConfig, TuneConfig
 
 
 @dataclass

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Optional
 
-from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, key
+from trainer.shared.run.keys import key
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.config.schema import ClusterConfig
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import TRACKING_REMEDY, check_tracking_uri
+from trainer.shared.run.limits.training import TRACKING_REMEDY, check_tracking_uri
 
 _NAMES = ("env", "environment", "labels", "annotations", "data", "stringData", "matchLabels", "nodeSelector", "node_selector")
 """Mappings whose keys people choose."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from trainer.shared.run.schema import REPORTS, STARTS, key
+from trainer.shared.run.foreign import REPORTS, STARTS
+from trainer.shared.run.keys import key
 
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "tiled", "flash1", "flash2")
 POINTWISE = ("eager", "fused", "compiled")

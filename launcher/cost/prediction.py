@@ -22,7 +22,8 @@ from launcher.cost.memory.peak import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER,
 from launcher.cost.model import Estimate, estimate
 from launcher.cost.phases import mean_step, shares, sized
 from launcher.cost.uncertainty import TimeSurrogate, Traits, columns, coordinates
-from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, OptimizerConfig, RunConfig, TuneConfig
+from trainer.shared.run.optimizer import OptimizerConfig
+from trainer.shared.run.schema import LOSS_CHUNK_MB, LayoutConfig, ModelConfig, RunConfig, TuneConfig
 
 
 @dataclass(frozen=True)

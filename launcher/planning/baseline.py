@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from launcher.planning.shapes import count, family_defaults, interpolate, log_interpolate
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ModelConfig, OptimizerConfig, RunConfig
+from trainer.shared.run.optimizer import OptimizerConfig
+from trainer.shared.run.schema import ModelConfig, RunConfig
 
 
 @dataclass(frozen=True)

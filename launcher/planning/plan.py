@@ -26,9 +26,11 @@ from launcher.cost.uncertainty import Mixture, TimeSurrogate, Traits, columns, c
 from launcher.planning.expressible import expressible, refuse_axes, within_told
 from launcher.planning.layout_filter import describe
 from launcher.planning.space import Space, space, violations
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.limits.layout import check_offload
+from trainer.shared.run.limits.training import check_phases
 from trainer.shared.run.phases import PhaseTable
-from trainer.shared.run.rules import check_offload, check_phases, resolve_model
 from trainer.shared.run.schema import LayoutConfig
 
 IN, AT_EDGE, MEMORY, DOMINATED = range(4)

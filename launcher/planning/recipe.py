@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.config.schema import Config, HardwareConfig
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 SECTIONS = ("model", "layout", "data", "optimizer", "run", "tracking", "tune", "cluster")

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from launcher.cost.inputs.shape import Shape
 from trainer.shared.families.family import FamilyDefaults, ReferenceModel
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError, listed, nearest
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 FAMILY_DEFAULTS = {name: family.published for name, family in FAMILIES.items() if family.published is not None}

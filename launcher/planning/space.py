@@ -28,9 +28,11 @@ from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
 from launcher.planning.sharding_chains import node_levels, sharding_chains
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError, divisors
-from trainer.shared.run.rules import check_model, resolve_model
-from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ModelConfig, ResolvedModelConfig
+from trainer.shared.run.limits.model import check_model
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ModelConfig
 
 RULES = (
     "heads: tensor does not divide heads, kv_heads or ffn",

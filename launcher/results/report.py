@@ -30,8 +30,9 @@ from launcher.trials.told import as_files
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.stage_run import trains
 from trainer.shared.records.trial_files import failures_in, number, positive, read_steps
+from trainer.shared.run.foreign import CommandConfig
 from trainer.shared.run.read import from_record
-from trainer.shared.run.schema import CommandConfig, LayoutConfig
+from trainer.shared.run.schema import LayoutConfig
 
 COLOURS = 8
 """Colours of the palette; more trials share them."""

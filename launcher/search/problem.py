@@ -21,8 +21,8 @@ from launcher.search.candidates import candidates, needed
 from launcher.search.policy import Policy, ScaledDownPlan, SearchTrial, TrialCost
 from launcher.search.steps import expected_steps
 from launcher.search.surrogate import Candidates
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError, divisors
-from trainer.shared.run.rules import world_size_of
 from trainer.shared.run.schema import LayoutConfig
 
 HOPELESSLY_SLOW = 3.0

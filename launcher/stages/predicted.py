@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config import Config
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.flops import attention_weights_of, mlp_weights
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 BYTES_PER_TOKEN = 1

@@ -23,9 +23,9 @@ from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.records.artifacts import Artifact, ArtifactKind, checkpoint_facts, newest_checkpoint
 from trainer.shared.records.model_files import model_of
 from trainer.shared.records.stage_run import StageRun
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten, from_dict, from_record, to_dict
-from trainer.shared.run.rules import world_size_of
 from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, TuneConfig
 
 PLACE = ("cluster", "hardware")

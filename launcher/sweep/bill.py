@@ -12,8 +12,8 @@ from launcher.labels import amount, money, plural
 from launcher.labels import duration as in_words
 from launcher.sweep.run import Point, starts
 from launcher.trials.store import Store
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import world_size_of
 
 
 @dataclass(frozen=True)

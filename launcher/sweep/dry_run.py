@@ -12,9 +12,9 @@ from launcher.trials.identity import trial_id
 from launcher.trials.job import Job
 from launcher.trials.store import Point, Store, check_name
 from trainer.shared.parallel.mesh import Mesh
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.rules import world_size_of
 
 
 def print_requests(points: Sequence[Point], mode: str) -> None:

@@ -29,8 +29,8 @@ from launcher.trials.store import UNDER_WAY, Store, check_name
 from trainer.shared.parallel.mesh import Mesh
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import positive
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import world_size_of
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn

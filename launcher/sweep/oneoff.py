@@ -23,10 +23,10 @@ from launcher.trials.outcome import Verdict, all_said, decide
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.stage_run import StageRun
 from trainer.shared.records.trial_files import METRICS, RESULT, failures_in
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import last_object, look_again, read_json
 from trainer.shared.run.read import SECTION, save, to_dict
-from trainer.shared.run.rules import world_size_of
 
 Tell = Callable[[JobState, dict[str, Any] | None], None]
 

@@ -25,8 +25,8 @@ from launcher.trials.identity import contents
 from launcher.trials.job import Job
 from launcher.trials.lock import Locks
 from launcher.trials.store import UNDER_WAY, Point, Record, Store, check_name, cluster_of
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import world_size_of
 
 __all__ = ["Point", "Record", "run_sweep"]
 

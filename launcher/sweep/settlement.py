@@ -19,7 +19,7 @@ from trainer.shared.records.trial_files import FORMAT, RESULT, SERIES, attempt_o
 from trainer.shared.run import steady
 from trainer.shared.run.files import look_again, remove_if, write_json, write_json_first
 from trainer.shared.run.read import SECTION, from_record
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 
 _OF_LAYOUT = (Reason.OUT_OF_MEMORY, Reason.HOST_MEMORY, Reason.NUMERICS)
 """Reasons that say more of a layout than that its step time was known when it was ended."""

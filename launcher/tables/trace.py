@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import MOST
+from trainer.shared.run.keys import MOST
 
 COLUMNS = {"arrival": 10**15, "input": MOST, "output": MOST}
 """The columns, and the largest value of a cell."""

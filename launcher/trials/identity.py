@@ -30,10 +30,11 @@ from trainer.shared.corpora.index import INDEX, TOKENIZER
 from trainer.shared.corpora.sources import STDLIB
 from trainer.shared.records.artifacts import CHECKPOINT_MANIFEST, newest_checkpoint
 from trainer.shared.records.named_tokens import NAMING
+from trainer.shared.run.derived import FIRST_KEYS, resolve_model
 from trainer.shared.run.files import read_json
+from trainer.shared.run.optimizer import GroupsConfig, MuonConfig
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.rules import FIRST_KEYS, resolve_model
-from trainer.shared.run.schema import GroupsConfig, ModelConfig, MuonConfig, TuneConfig
+from trainer.shared.run.schema import ModelConfig, TuneConfig
 
 NEWER_THAN_STAGES: list[tuple[str, str, Any]] = [
     ("run", "context_exchange", "all_gather"), ("optimizer", "stable_steps", 0), ("optimizer", "decay_style", "cosine"),

@@ -31,12 +31,13 @@ from launcher.trials.shape import AttemptShape, HandleShape, PredictedShape, is_
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.stage_run import StageRun
 from trainer.shared.records.trial_files import CONFIG, FORMAT, METRICS, RESULT, attempt_of, check_format, known_reason, outcome_of
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError, nearest
 from trainer.shared.run.files import last_object, read_json, write_json
 from trainer.shared.run.read import SECTION, from_record, save, to_dict
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.rules import resolve as resolve_run
-from trainer.shared.run.rules import world_size_of
-from trainer.shared.run.schema import ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.schema import TrainConfig
 from trainer.shared.run.value_types import fits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 
-from trainer.shared.run.rules import world_size_of
-from trainer.shared.run.schema import AT_RUN_TIME, CommandConfig, LayoutConfig
+from trainer.shared.run.derived import world_size_of
+from trainer.shared.run.foreign import AT_RUN_TIME, CommandConfig
+from trainer.shared.run.schema import LayoutConfig
 
 IN_SHELL = {
     "python": "python",

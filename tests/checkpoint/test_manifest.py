@@ -13,8 +13,8 @@ import pytest
 from tests.checkpoint.test_saving import ALONE, EXTRA, checkpoints
 from tests.checkpoint.worlds import assert_holds, global_state, owned_by
 from trainer.shared.records.manifest import MANIFEST
+from trainer.shared.run.derived import FIRST_KEYS
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import FIRST_KEYS
 
 pytestmark = pytest.mark.slow  # imports torch
 

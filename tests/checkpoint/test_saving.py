@@ -18,7 +18,7 @@ from trainer.comm import collectives
 from trainer.launch.failure import classify
 from trainer.shared.parallel.shards import Factors
 from trainer.shared.records.outcome import Reason
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.schema import CheckpointConfig, ModelConfig
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from launcher.config import compose, resolve
 from launcher.config.compose import config_groups, known_keys
 from tests.draws import draws
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import world_size_of
 
 HOSTILE = ["'", '"', "$(touch pwned)", "`id`", "; rm -rf /", "a\nb", "\\", "${", "${model.hidden}", "${oc.env:HOME}", "{a: 1", "[1,", "a=b=c", "é∑", "\t", "\0",
            "%s", "null", "???", "../../etc/passwd", "--help", "-1", "1e999", "1,2", "range(1,4)", "nan", "0x10", "1_000", "on", "x" * 500]  # fmt: skip

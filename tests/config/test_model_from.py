@@ -12,8 +12,8 @@ from launcher.cli.main import main
 from launcher.config import compose, resolve
 from trainer.shared.records.artifacts import CHECKPOINT_MANIFEST
 from trainer.shared.records.model_files import to_config
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 MODELS = [

@@ -12,9 +12,9 @@ from tests.convert.test_logits import SMALL, checkpoint, ours
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, write_rank
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 pytestmark = pytest.mark.slow

@@ -19,9 +19,9 @@ from trainer.convert.__main__ import main
 from trainer.data.prepare import prepare
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.model_files import check_same
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import DataConfig, ExpertsConfig, ModelConfig, RopeConfig
 
 pytestmark = MARKS

@@ -16,7 +16,7 @@ import torch
 from tests.convert.test_gguf import SHAPES, corpus
 from tests.convert.test_logits import checkpoint, logits, ours
 from trainer.convert import export_gguf
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.schema import RopeConfig
 
 __all__ = ["corpus"]

@@ -22,8 +22,8 @@ from trainer.convert import export_weights, huggingface, import_weights
 from trainer.convert.__main__ import main, overrides
 from trainer.models.transformer import Transformer
 from trainer.shared.records.manifest import read_manifest
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ExpertsConfig, LatentConfig, ModelConfig, RopeConfig
 
 pytestmark = MARKS

@@ -28,9 +28,10 @@ from trainer.models.encoder_decoder import network
 from trainer.shared.parallel.boundary import PairTokens
 from trainer.shared.records.manifest import read_manifest
 from trainer.shared.records.model_files import from_config, read_model, to_config
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import ModelConfig
 
 pytestmark = MARKS
 

@@ -23,8 +23,9 @@ from trainer.shared.records.artifacts import find_artifact
 from trainer.shared.records.outcome import Status
 from trainer.shared.records.stage_run import Finish, StageRun
 from trainer.shared.run.command_lines import GenerateCommand
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import DataConfig, ModelConfig, TrainConfig
 from trainer.stages.make import make, work_of
 

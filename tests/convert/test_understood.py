@@ -14,8 +14,8 @@ from tests.convert.test_logits import MODELS, checkpoint, loaded, ours
 from trainer.convert import export_gguf, export_weights, huggingface, import_weights
 from trainer.shared.records.gguf_header import Header, model_in
 from trainer.shared.records.model_files import from_config, to_config
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
 
 pytestmark = pytest.mark.slow  # imports transformers
 

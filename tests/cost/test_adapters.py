@@ -16,7 +16,7 @@ from launcher.cost.inputs.shape import Shape
 from launcher.cost.memory import activations
 from launcher.cost.time import adapters, attention, block, collectives
 from tests.cost.machines import cluster, layout, mixed
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.schema import TARGETS, LayoutConfig, ModelConfig, TuneConfig
 from trainer.shared.run.tuning import added_parameters
 

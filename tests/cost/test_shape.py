@@ -7,8 +7,8 @@ import pytest
 
 from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.flops import model_flops
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 BLOOM = ModelConfig(family="bloom", layers=70, hidden=14336, heads=112, vocab=250880, seq=2048)

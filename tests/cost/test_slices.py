@@ -21,8 +21,9 @@ from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.shared.parallel.balance import slices_of
 from trainer.shared.parallel.schedule import build, held_at_once
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import LayoutConfig, ModelConfig, RunConfig, TrainConfig
 
 LONG = ModelConfig(family="llama", layers=16, hidden=2048, heads=16, vocab=1000, seq=32768)

@@ -32,8 +32,9 @@ from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.parallel.boundary import PairTokens
 from trainer.shared.records.named_tokens import GENERATION
 from trainer.shared.run.command_lines import GenerateCommand
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import DataConfig, LayoutConfig, RunConfig, TrainConfig
 
 pytestmark = MARKS

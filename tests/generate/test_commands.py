@@ -12,9 +12,9 @@ from launcher.stages.tasks import check_tasks
 from tests.convert.test_logits import MODELS, checkpoint, ours
 from trainer.generate.generate import check_texts
 from trainer.shared.run.command_lines import GenerateCommand, asked, generate_parser, texts_of
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.rules import resolve_model
 
 pytestmark = pytest.mark.slow
 

@@ -27,8 +27,8 @@ from trainer.generate.sampling import Sampling, choose, uniform
 from trainer.generate.session import Session
 from trainer.generate.weights import open_weights
 from trainer.models.transformer import Transformer
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
 
 pytestmark = MARKS
 

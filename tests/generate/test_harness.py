@@ -22,7 +22,8 @@ from trainer.generate.ranks import world_of
 from trainer.generate.tasks import write_tasks
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.run.command_lines import ScoreCommand
-from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.derived import resolve_model
+from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig, TrainConfig
 from trainer.shared.run.stages import BUILTIN_TASKS
 

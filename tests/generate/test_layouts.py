@@ -18,7 +18,8 @@ from trainer.generate.sampling import Sampling
 from trainer.generate.session import Session
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
-from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.derived import resolve_model
+from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import DataConfig, LayoutConfig, RunConfig, TrainConfig
 
 pytestmark = pytest.mark.slow

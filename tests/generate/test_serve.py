@@ -28,7 +28,7 @@ from trainer.generate.session import Session
 from trainer.generate.telling import open_text
 from trainer.generate.weights import open_weights
 from trainer.shared.run.command_lines import GenerateCommand
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.schema import DataConfig, ModelConfig
 
 pytestmark = pytest.mark.slow

@@ -38,6 +38,7 @@ from trainer.shared.families.registry import FAMILIES
 from trainer.shared.parallel.balance import blocks_per_chunk
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import (
     ACTIVATIONS,
@@ -49,7 +50,6 @@ from trainer.shared.run.schema import (
     SCHEDULES,
     TARGETS,
     DataConfig,
-    ResolvedTrainConfig,
     TrainConfig,
 )
 from trainer.shared.run.spans import SENTINELS

@@ -16,7 +16,8 @@ from tests.numerics.test_plain_oracle import plain_model, run_of
 from trainer.models.rope import angles
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ACTIVATIONS, ResolvedModelConfig, TrainConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import ACTIVATIONS, TrainConfig
 
 pytestmark = pytest.mark.slow
 

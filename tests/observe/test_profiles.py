@@ -20,9 +20,9 @@ from launcher.cost.inputs.layouts import to_layout
 from launcher.planning.expressible import expressible
 from launcher.planning.space import space
 from trainer.shared.records.log_reader import LogReader, plain
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.rules import resolve as resolve_run
-from trainer.shared.run.rules import world_size_of
 from trainer.shared.run.schema import PRECISIONS, LayoutConfig, ShardingConfig, TuneConfig
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,10 @@ from tests.small_runs import small
 from trainer.launch.failure import TrainerFailure
 from trainer.observe import Recording
 from trainer.shared.records.log_reader import LogReader
+from trainer.shared.run.foreign import CommandConfig
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import CommandConfig, TrainConfig
+from trainer.shared.run.schema import TrainConfig
 
 
 def test_milliseconds_of_a_phase_called_step_are_no_number_of_a_step() -> None:

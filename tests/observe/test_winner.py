@@ -13,7 +13,8 @@ from launcher.results.report import render
 from launcher.trials.store import Store
 from launcher.trials.told import as_files
 from tests.observe.test_whole_sweeps import sweep
-from trainer.shared.run.schema import CommandConfig, LayoutConfig
+from trainer.shared.run.foreign import CommandConfig
+from trainer.shared.run.schema import LayoutConfig
 
 pytestmark = pytest.mark.slow
 

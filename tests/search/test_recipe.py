@@ -14,7 +14,7 @@ from launcher.config import Config, compose, resolve
 from launcher.config.hardware import hardware_files
 from launcher.planning.recipe import recipe, underived
 from launcher.trials.identity import trial_id
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.schema import LayoutConfig, ModelConfig, ShardingConfig
 
 RUNS = {

@@ -12,8 +12,9 @@ from launcher.config.trainers import profile
 from launcher.cost import predict
 from launcher.cost.inputs.shape import Shape
 from launcher.planning.plan import plan
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model, untrained
+from trainer.shared.run.limits.own import untrained
 
 pytestmark = pytest.mark.slow
 

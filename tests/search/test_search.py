@@ -44,8 +44,8 @@ from launcher.trials.identity import trial_id
 from launcher.trials.store import Store
 from tests.search.planted import PlantedBackend
 from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import world_size_of
 from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig
 
 pytestmark = pytest.mark.slow

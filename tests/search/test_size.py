@@ -16,8 +16,8 @@ from launcher.planning.baseline import baseline, round_batch
 from launcher.planning.shapes import FAMILY_DEFAULTS, build_reference, count, log_interpolate, shape_for
 from launcher.planning.size import CHEAPEST, DAY, FASTEST, FEWEST, Budget, alternatives, executed_flops, largest, provisions, seconds_at
 from tests.draws import draws
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 
 pytestmark = pytest.mark.slow

@@ -12,20 +12,12 @@ from launcher.config.schema import ClusterConfig
 from launcher.config.search import SpaceConfig
 from launcher.cost.inputs.layouts import BALANCES, ORDERS, to_layout, to_table
 from launcher.planning.space import RULES, space, violations
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.foreign import CommandConfig
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import check, resolve_model
-from trainer.shared.run.schema import (
-    RECOMPUTE,
-    SCHEDULES,
-    CommandConfig,
-    ExpertsConfig,
-    LayoutConfig,
-    ModelConfig,
-    RunConfig,
-    ShardingConfig,
-    TrainConfig,
-)
+from trainer.shared.run.rules import check
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ExpertsConfig, LayoutConfig, ModelConfig, RunConfig, ShardingConfig, TrainConfig
 
 MODEL = resolve_model(ModelConfig(layers=12, hidden=96, heads=12, kv_heads=4, vocab=100, seq=42, family="llama", ffn=256))
 MIXTURE = dataclasses.replace(MODEL, seq=48, experts=ExpertsConfig(count=8, shared_ffn=64))

@@ -17,7 +17,7 @@ from launcher.cost.inputs.shape import Shape
 from tests.convert.test_logits import checkpoint, loaded, ours
 from tests.numerics.test_plain_oracle import run_of, test_the_runtime_trains_what_plain_torch_trains
 from trainer.convert import export_weights, import_weights
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 FILE = """
 from trainer.shared.families.family import ConfigKey, Family, HubFormat

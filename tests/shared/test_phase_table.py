@@ -14,8 +14,9 @@ from trainer.shared.records.outcome import Status
 from trainer.shared.records.summary import result_of
 from trainer.shared.run.phases import Phase, PhaseTable, phases_of
 from trainer.shared.run.read import from_dict, to_dict
+from trainer.shared.run.resolved import ResolvedOptimizerConfig, ResolvedTrainConfig
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import PhaseConfig, ResolvedOptimizerConfig, ResolvedTrainConfig, RunConfig, TrainConfig
+from trainer.shared.run.schema import PhaseConfig, RunConfig, TrainConfig
 from trainer.state.optimizer import learning_rate
 
 

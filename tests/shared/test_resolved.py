@@ -8,18 +8,13 @@ import typing
 import pytest
 
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.derived import resolve_model
+from trainer.shared.run.limits.own import untrained
+from trainer.shared.run.optimizer import OptimizerConfig
 from trainer.shared.run.read import from_dict, to_dict
-from trainer.shared.run.rules import resolve, resolve_model, untrained
-from trainer.shared.run.schema import (
-    LayoutConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ResolvedLayoutConfig,
-    ResolvedModelConfig,
-    ResolvedOptimizerConfig,
-    ResolvedTrainConfig,
-    TrainConfig,
-)
+from trainer.shared.run.resolved import ResolvedLayoutConfig, ResolvedModelConfig, ResolvedOptimizerConfig, ResolvedTrainConfig
+from trainer.shared.run.rules import resolve
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, TrainConfig
 
 RESOLVED = {
     ModelConfig: ResolvedModelConfig,

@@ -13,8 +13,8 @@ from trainer.shared.parallel.messages import add_communication
 from trainer.shared.parallel.schedule import build, compute_order, held_at_once, in_flight
 from trainer.shared.parallel.sequence import equal_work
 from trainer.shared.parallel.simulate import Times, idle_fraction, simulate
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.flops import core_flops, seen_pairs, work_up_to
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import LayoutConfig, ModelConfig
 
 SHAPES = st.tuples(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))

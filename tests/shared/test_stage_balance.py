@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from trainer.shared.parallel.balance import blocks_per_chunk, by_cost, by_weights, head_weight
 from trainer.shared.parallel.schedule import build
 from trainer.shared.parallel.simulate import Times, makespan, simulate
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.flops import block_flops, head_flops
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import LayoutConfig, ModelConfig
 
 

@@ -11,7 +11,7 @@ from launcher.config import Config
 from launcher.stages.stage import PLACE, ArtifactKinds, PlannedStage, Stage, StagePlan
 from trainer.shared.records.artifacts import MANIFEST, ArtifactKind
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import key
+from trainer.shared.run.keys import key
 from trainer.stages.kinds import ProcessWork
 
 

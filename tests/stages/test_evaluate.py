@@ -23,8 +23,8 @@ from trainer.models.transformer import Transformer
 from trainer.shared.corpora.index import TOKENIZER, TOKENS, read_index
 from trainer.shared.records.artifacts import newest_checkpoint
 from trainer.shared.records.manifest import FoundCheckpoint, read_manifest
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import DataConfig, ModelConfig
 
 pytestmark = pytest.mark.slow

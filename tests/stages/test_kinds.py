@@ -20,7 +20,7 @@ from tests.convert.test_logits import MODELS, checkpoint, ours
 from tests.stages.copying import CopyStage
 from trainer.convert import export_weights
 from trainer.shared.records.artifacts import read_artifact
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from tests.stages.conftest import GRAPH, kill_many, killed_at, write
 from trainer.convert import export_gguf
 from trainer.data.prepare import prepare
 from trainer.shared.records.artifacts import ArtifactKind, read_artifact
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.schema import DataConfig, ModelConfig
 
 pytestmark = pytest.mark.slow

@@ -30,8 +30,8 @@ from pathlib import Path
 from trainer import fork_server
 from trainer.shared.records.outcome import Reason
 from trainer.shared.records.trial_files import RESULT, failure_file, write_outcome
+from trainer.shared.run.derived import world_size_of
 from trainer.shared.run.read import load
-from trainer.shared.run.rules import world_size_of
 from trainer.shared.run.schema import TrainConfig
 
 

@@ -21,7 +21,8 @@ from launcher.tracking.loggers.tables import columns_of
 from launcher.trials.store import Point, Store, Sweep
 from tests.results.trial_files import STEPS, SweepOnDisk, demo_sweep, metric_line, point, seeded, step_times, write_metrics
 from trainer.shared.records.outcome import Status
-from trainer.shared.run.schema import TrackingConfig, field_docs
+from trainer.shared.run.keys import field_docs
+from trainer.shared.run.schema import TrackingConfig
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,10 @@ from trainer.comm.collectives import World
 from trainer.generate.session import for_inference
 from trainer.launch.rank_env import RankEnv
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.foreign import CommandConfig
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import CommandConfig, LayoutConfig, RunConfig, TrainConfig
+from trainer.shared.run.schema import LayoutConfig, RunConfig, TrainConfig
 from trainer.tensor.fused import FusedProducts, reserve
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainer.models import attention
 from trainer.models.attention import Alibi, AttentionCore, Rotary, slopes
 from trainer.models.rope import Angles
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.schema import ModelConfig
 from trainer.tensor import block_attention
 from trainer.tensor.block_attention import BlockAttention

@@ -14,9 +14,10 @@ from tests.small_runs import small
 from trainer import loop
 from trainer.launch.rank_env import REPEATABLE_ENVIRONMENT, RankEnv, prepare_repeatable
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.foreign import CommandConfig
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import CommandConfig, RunConfig, TrainConfig
+from trainer.shared.run.schema import RunConfig, TrainConfig
 from trainer.step import Engine
 
 CONFIG = small(model={"dropout": 0.1, "layers": 2}, precision="bf16", run={"deterministic": True, "checkpoint": {"every": 3}}, tensor=2)

@@ -11,9 +11,10 @@ import torch
 from tests.farm import Farm
 from tests.small_runs import ranks, small
 from trainer.models.experts import MixtureOfExperts, choose
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve, resolve_model
+from trainer.shared.run.rules import resolve
 from trainer.shared.run.schema import ExpertsConfig, ModelConfig, TrainConfig
 from trainer.tensor import experts as parallel
 

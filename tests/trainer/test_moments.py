@@ -12,9 +12,10 @@ from tests.farm import Farm
 from tests.small_runs import small
 from trainer.models.layers import Init
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.optimizer import OptimizerConfig
 from trainer.shared.run.read import from_dict
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import OptimizerConfig, RunConfig, TrainConfig
+from trainer.shared.run.schema import RunConfig, TrainConfig
 from trainer.state import optimizer
 from trainer.state.optimizer import AdamW
 from trainer.state.parameters import OptimizerShard, ParameterRecord

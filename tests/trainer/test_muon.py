@@ -25,9 +25,11 @@ from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.shared.records.resume import check_resume
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.optimizer import MuonConfig, OptimizerConfig
 from trainer.shared.run.read import from_dict, to_dict
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import MuonConfig, OptimizerConfig, ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.schema import TrainConfig
 from trainer.state.matrices import HeldPiece, rounds, share_out
 from trainer.state.muon import orthogonalised
 from trainer.step import Engine

@@ -14,9 +14,10 @@ from trainer import health
 from trainer.models.layers import Init
 from trainer.pipeline.recompute import chosen_blocks
 from trainer.shared.records.summary import spread
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.flops import model_flops, recomputed_flops
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import LayoutConfig, ModelConfig, OptimizerConfig
+from trainer.shared.run.optimizer import OptimizerConfig
+from trainer.shared.run.schema import LayoutConfig, ModelConfig
 from trainer.state.loss_scale import FIRST, GROWTH_STEPS, LossScale
 from trainer.state.optimizer import learning_rate
 from trainer.state.parameters import BLOCK, ParameterRecord, initial_part, initial_value

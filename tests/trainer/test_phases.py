@@ -14,8 +14,9 @@ from trainer.comm.collectives import World
 from trainer.data import Synthetic
 from trainer.shared.run.phases import phases_of
 from trainer.shared.run.read import from_dict
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.schema import TrainConfig
 from trainer.state.optimizer import learning_rate
 from trainer.step import Engine
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from trainer.models.attention import AttentionCore
 from trainer.shared.parallel.sequence import zigzag
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
+from trainer.shared.run.derived import resolve_model
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import ModelConfig
 from trainer.tensor.block_attention import BlockAttention
 from trainer.tensor.dropout import Noise, ShardedAttentionDropout
 from trainer.tensor.region import places

@@ -16,9 +16,11 @@ from tests.whole_parameters import parameters
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.optimizer import GroupsConfig
 from trainer.shared.run.read import from_dict
+from trainer.shared.run.resolved import ResolvedOptimizerConfig, ResolvedTrainConfig
 from trainer.shared.run.rules import resolve as resolve_run
-from trainer.shared.run.schema import GroupsConfig, ResolvedOptimizerConfig, ResolvedTrainConfig, TrainConfig
+from trainer.shared.run.schema import TrainConfig
 from trainer.state.optimizer import learning_rate
 from trainer.step import Engine
 

@@ -24,7 +24,8 @@ from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, re
 from trainer.shared.records.outcome import Reason
 from trainer.shared.records.resume import DataOrder, check_continues, check_folder, first_whole
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import CheckpointConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import CheckpointConfig
 from trainer.state.parameters import OptimizerShard
 
 PLAIN = (ConfigError, CheckpointError)

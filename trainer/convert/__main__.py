@@ -11,9 +11,9 @@ from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.records.artifacts import GGUF
 from trainer.shared.records.model_files import nested
 from trainer.shared.run.command_lines import convert_parser
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten, from_dict
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig
 from trainer.shared.run.stages import FORMATS
 

@@ -31,11 +31,12 @@ from trainer.convert.rules import Rule, rules
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.manifest import CheckpointError, read_manifest
 from trainer.shared.records.resume import base_identity, newest, section
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import TARGETS, ModelConfig, ResolvedModelConfig, TuneConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import TARGETS, ModelConfig, TuneConfig
 from trainer.shared.run.tuning import check_tune
 
 

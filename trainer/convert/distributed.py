@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 METADATA = ".metadata"
 OPTIMIZER = re.compile(r"(^|\.)(optim|optimizer|optimizers|lr_scheduler|scheduler|dataloader|train_state|rng\w*)(\.|$)")

@@ -30,7 +30,7 @@ from trainer.shared.records.model_files import check_same
 from trainer.shared.records.rope_factors import divisors, stretching
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 DTYPES = {"float16": "F16", "q8_0": "Q8_0"}
 EXPERT = re.compile(r"\.experts\.(\d+)\.")

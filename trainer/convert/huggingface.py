@@ -33,11 +33,12 @@ from trainer.shared.records.artifacts import GGUF, newest_checkpoint
 from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.shared.records.model_files import read_model, to_config, to_import
 from trainer.shared.records.named_tokens import DECODER_START, GENERATION, NAMED, decoder_start, named_tokens
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import ModelConfig
 
 FILE_BYTES = 5 * 10**9
 """The size in bytes at which a new safetensors file is started."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.model_files import check_named
-from trainer.shared.run.schema import NORM_VECTORS, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import NORM_VECTORS
 
 FORMS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
     "same": lambda w: [w],

@@ -12,7 +12,7 @@ from trainer.shared.corpora.index import TOKENIZER
 from trainer.shared.records.named_tokens import DECODER_START, GENERATION, NAMED, SETTINGS, decoder_start, named_tokens
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 TEMPLATE = "chat_template.jinja"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

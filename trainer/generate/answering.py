@@ -23,7 +23,7 @@ from trainer.generate.weights import Weights
 from trainer.models.encoder_decoder import CrossAttention, EncoderDecoder, PairEmbedding, StackCore
 from trainer.models.transformer import Loss
 from trainer.shared.parallel.boundary import BoundaryTensors, PairTokens, boundary_shapes, stream_shapes
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.tensor.placed import PlacedPositions
 
 

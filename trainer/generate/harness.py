@@ -27,7 +27,7 @@ from trainer.shared.records.artifacts import FETCHED
 from trainer.shared.run.command_lines import ScoreCommand
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json, write_json
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.stages import BUILTIN_TASKS
 
 Pair = tuple[list[int], list[int]]

@@ -28,7 +28,7 @@ from trainer.shared.records.trial_files import RESULT, write_outcome
 from trainer.shared.run.command_lines import GenerateCommand, ScoreCommand, ServeCommand, sampling_of, texts_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.stages import STOP, TEXT
 
 

@@ -29,7 +29,8 @@ from trainer.shared.records.summary import spread
 from trainer.shared.records.trial_files import METRICS, RESULT, write_outcome
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.schema import RequestsConfig, ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
+from trainer.shared.run.schema import RequestsConfig
 from trainer.state.parameters import OptimizerShard
 
 AT_ONCE = 256

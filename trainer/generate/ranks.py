@@ -12,8 +12,9 @@ from trainer.comm.collectives import World
 from trainer.generate.weights import open_weights
 from trainer.launch.rank_env import RankEnv
 from trainer.loop import choose_device
+from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.rules import resolve
-from trainer.shared.run.schema import DataConfig, ResolvedTrainConfig, RunConfig, TrainConfig
+from trainer.shared.run.schema import DataConfig, RunConfig, TrainConfig
 
 
 @contextlib.contextmanager

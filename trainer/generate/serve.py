@@ -23,7 +23,7 @@ from trainer.generate.telling import open_text
 from trainer.generate.weights import Weights, open_weights
 from trainer.shared.run.command_lines import PRECISIONS, ServeCommand, asked, serve_parser
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 
 LEAVE_SECONDS = 5.0
 """Time for clients to read the last answers."""

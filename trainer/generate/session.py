@@ -23,7 +23,8 @@ from trainer.pipeline.runtime import Boundary
 from trainer.shared.parallel.boundary import Boundary as BoundaryTensors
 from trainer.shared.parallel.boundary import PairTokens, boundary_shapes
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ResolvedTrainConfig, ShardingConfig, TuneConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
+from trainer.shared.run.schema import ShardingConfig, TuneConfig
 from trainer.shared.run.tuning import virtual_tokens
 from trainer.state.parameters import OptimizerShard
 from trainer.tensor.dropout import DropoutKey

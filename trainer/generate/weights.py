@@ -14,8 +14,10 @@ from trainer.shared.records.artifacts import checkpoint_facts, newest_checkpoint
 from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.shared.records.model_files import model_of
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.keys import MOST
 from trainer.shared.run.read import from_record
-from trainer.shared.run.schema import MOST, ResolvedModelConfig, TuneConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import TuneConfig
 from trainer.shared.run.tuning import MERGED, virtual_tokens
 from trainer.state.parameters import OptimizerShard
 

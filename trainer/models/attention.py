@@ -18,7 +18,7 @@ from trainer.models.layers import Linear, head_norm
 from trainer.models.rope import Angles
 from trainer.shared.parallel.placement import Shard
 from trainer.shared.parallel.sequence import Runs, with_rows
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 P = ParamSpec("P")
 InBlocks = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, int], Tensor]

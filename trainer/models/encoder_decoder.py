@@ -23,7 +23,7 @@ from trainer.models.layers import MLP, Dropout, Init, Linear, ParameterModule, P
 from trainer.models.transformer import EMBEDDING_WEIGHT, Head, Loss, Transformer, embedding_std
 from trainer.shared.parallel.boundary import BiasedStreamTensors, PairTokens, StreamTensors
 from trainer.shared.parallel.placement import Shard
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 ENCODER, DECODER = 0, 1
 """Stacks, by their place in the tables of relative positions."""

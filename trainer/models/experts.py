@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from trainer.models.layers import ACTIVATIONS, MLP, Init, Linear, ParameterModule, ParameterSpec
 from trainer.shared.parallel.placement import FOLDED, Partial, Placement, Replicate, Shard
-from trainer.shared.run.schema import ExpertsConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import ExpertsConfig
 
 SMALLEST = 1e-20
 """Added to a sum of scores, all of which may underflow (DeepSeek-V3)."""

@@ -12,7 +12,7 @@ from trainer.models.attention import AttentionCore, Rotary
 from trainer.models.layers import NORMS, Linear
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.parallel.placement import Shard
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 EPS = 1e-6
 """Epsilon of the norms of latents, whatever ``model.norm_eps`` is (DeepSeek's and Hugging Face's networks)."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.parallel.placement import Partial, Placement, Shard
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 VOCABULARY = Shard(0, tiles=True)
 """How tensor ranks share the rows of embedding and head."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from trainer.shared.run.schema import ResolvedModelConfig, RopeConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import RopeConfig
 
 
 class Angles(NamedTuple):

@@ -15,7 +15,7 @@ from trainer.models.rope import angles
 from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.parallel.boundary import BoundaryTensors
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 Loss = Callable[[Tensor, nn.Module], Tensor]
 """A loss of the last norm's output [s, b, h] and the layer that makes logits of it. With both, a loss never needs all logits at once."""

@@ -23,7 +23,8 @@ from trainer.models.layers import Init, Linear, ParameterModule, ParameterSpec, 
 from trainer.models.transformer import Transformer
 from trainer.shared.parallel.placement import Partial, Shard
 from trainer.shared.parallel.sequence import Runs, with_rows
-from trainer.shared.run.schema import ResolvedModelConfig, TuneConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import TuneConfig
 
 PLACES = {"qkv": "attention.qkv", "output": "attention.output", "up": "mlp.up", "down": "mlp.down"}
 """Paths in a block of the matrices that ``tune.targets`` names."""

@@ -18,7 +18,8 @@ from trainer.models.attention import AttentionCore
 from trainer.models.transformer import Transformer
 from trainer.shared.parallel.balance import blocks_per_chunk
 from trainer.shared.run.flops import recomputed_flops
-from trainer.shared.run.schema import LayoutConfig, ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
+from trainer.shared.run.schema import LayoutConfig
 from trainer.tensor.dropout import Noise
 from trainer.tensor.layers import RowLinear
 

@@ -23,7 +23,7 @@ from trainer.shared.records.stage_run import Finish, StageRun
 from trainer.shared.records.trial_files import RESULT, attempt_of, failures_in, write_outcome
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import look_again, read_json, write_json
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 
 REPORT = ".result.json"
 """Hidden file of the run's prepared result: if a rank dies before it reports, the next one does. Not part of an artifact's digest."""

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from trainer.comm.collectives import Group
 from trainer.shared.parallel.placement import Replicate
-from trainer.shared.run.schema import ORTHOGONALIZED, ResolvedOptimizerConfig
+from trainer.shared.run.optimizer import ORTHOGONALIZED
+from trainer.shared.run.resolved import ResolvedOptimizerConfig
 from trainer.state.matrices import MatrixExchange
 from trainer.state.offloaded import OffloadedAdamW
 from trainer.state.optimizer import AdamW

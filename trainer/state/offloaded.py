@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.shared.run.schema import ResolvedOptimizerConfig
+from trainer.shared.run.resolved import ResolvedOptimizerConfig
 from trainer.state.host import HostStates
 from trainer.state.optimizer import AdamW
 from trainer.state.parameters import OptimizerShard

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.comm.collectives import Group
-from trainer.shared.run.schema import ResolvedOptimizerConfig
+from trainer.shared.run.resolved import ResolvedOptimizerConfig
 from trainer.state.parameters import OptimizerShard
 
 WIDENED = 1 << 26

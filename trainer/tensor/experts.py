@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from trainer.comm.collectives import Group
 from trainer.models.experts import Choice, Dispatched, Dispatcher, MixtureOfExperts, Router, balance_losses, by_expert, choose
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 from trainer.state.parameters import OptimizerShard, ParameterRecord
 from trainer.tensor.layers import Gradients
 from trainer.tensor.region import Region

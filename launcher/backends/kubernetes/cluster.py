@@ -14,7 +14,8 @@ from launcher.backends.kubernetes.volumes import CODE_DIR, CONFIG_DIR, DATA_DIR,
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.secrets import refuse_secrets
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import DataConfig, key
+from trainer.shared.run.keys import key
+from trainer.shared.run.schema import DataConfig
 
 WORKLOADS = ("job", "pods", "jobset", "trainjob", "volcano")
 _DAY = 24 * 60 * 60

@@ -11,7 +11,7 @@ from typing import Optional
 from launcher.backends.kubernetes.values import NAME, said
 from launcher.config.mounts import parse_mount, within
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.schema import key
+from trainer.shared.run.keys import key
 
 SOURCES = ("claim", "host_path", "nfs", "config_map", "secret")
 CONFIG_DIR, OUT_DIR, CODE_DIR = "/trireme", "/trials", "/trireme-code"

@@ -15,8 +15,8 @@ from launcher.backends.slurm.mounts import check_paths, given_mounts, host_paths
 from launcher.config.mounts import Mount
 from launcher.config.schema import ClusterConfig, Config
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.keys import key
 from trainer.shared.run.read import SECTION
-from trainer.shared.run.schema import key
 
 
 @dataclass

@@ -15,8 +15,9 @@ import numpy as np
 from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run import flops
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import NORM_VECTORS, ModelConfig, ResolvedModelConfig, TuneConfig
+from trainer.shared.run.derived import resolve_model
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import NORM_VECTORS, ModelConfig, TuneConfig
 from trainer.shared.run.tuning import added_parameters
 
 Array = float | np.ndarray

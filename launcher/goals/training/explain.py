@@ -24,8 +24,8 @@ from launcher.planning.plan import Plan
 from launcher.planning.space import REDUNDANT, RULES, redundancies
 from launcher.results.predicted_timeline import simulated
 from launcher.results.timeline import picture as drawing
+from trainer.shared.run.derived import resolve_model, world_size_of
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model, world_size_of
 from trainer.shared.run.schema import LayoutConfig
 
 DRAWN = 160

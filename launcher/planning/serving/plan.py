@@ -26,7 +26,7 @@ from launcher.cost.thresholds import FITS
 from launcher.planning.serving.limits import clash, limits, outward
 from launcher.planning.serving.rules import check
 from launcher.planning.serving.space import name_of, serving_space, serving_space_beyond
-from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.derived import resolve_model
 
 MEMORY = "memory: weights and one request's keys and values do not fit, or a whole static batch's"
 SATURATED = "load: more arrives than is served"

@@ -6,8 +6,9 @@ from launcher.config.engine import check_lines
 from launcher.config.schema import Config
 from launcher.cost.inputs.device import BYTES
 from launcher.planning.serving.limits import clash
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.rules import check_model, resolve_model
+from trainer.shared.run.limits.model import check_model
 
 
 def check(config: Config) -> None:

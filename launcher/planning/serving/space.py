@@ -11,9 +11,9 @@ import numpy as np
 from launcher.config.engine import EngineProfile
 from launcher.config.schema import Config
 from launcher.cost.inference import SERVING_DTYPE
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
-from trainer.shared.run.schema import ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
 
 
 def serving_space(config: Config) -> tuple[np.ndarray, dict[str, int]]:

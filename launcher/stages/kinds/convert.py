@@ -13,7 +13,8 @@ from launcher.stages.stage import PLACE, ArtifactKinds, KnownModel, PlannedStage
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.records.model_files import to_import
 from trainer.shared.run.errors import ConfigError, listed
-from trainer.shared.run.schema import ModelConfig, key
+from trainer.shared.run.keys import key
+from trainer.shared.run.schema import ModelConfig
 from trainer.shared.run.stages import FORMATS
 from trainer.shared.run.tuning import MERGED
 

@@ -16,8 +16,8 @@ from trainer.shared.corpora.sources import open_source
 from trainer.shared.records.artifacts import ArtifactKind
 from trainer.shared.records.named_tokens import tokenizer_digest
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.keys import key
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.schema import key
 
 
 @dataclass

@@ -20,8 +20,8 @@ from trainer.shared.corpora.examples import check_examples
 from trainer.shared.corpora.index import TOKENIZER, check_corpus, check_sentinels, given_tokenizer, size_of, words_of
 from trainer.shared.records.artifacts import CHECKPOINTS, ArtifactKind
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.keys import key
 from trainer.shared.run.read import flatten, to_dict
-from trainer.shared.run.schema import key
 
 BYTES_ONLY = 257
 """A vocabulary of up to so many tokens is that of the bytes and the end token, whatever the text."""

@@ -26,7 +26,7 @@ DEFECTS = [
     ),
     Defect(
         "values are as wide as keys without positions",
-        "trainer/shared/run/schema.py",
+        "trainer/shared/run/resolved.py",
         "return self.heads * (self.latent.value or self.head_width) if self.latent.kv_rank else self.query_width",
         "return self.query_width",
         LOGITS,

@@ -189,7 +189,7 @@ DEFECTS = [
     ),
     Defect(
         "vectors decay as matrices do",
-        "trainer/shared/run/schema.py",
+        "trainer/shared/run/resolved.py",
         'return 0.0 if group == "vectors" else self.weight_decay',
         "return self.weight_decay",
         "tests/trainer/test_schedules.py",

@@ -14,8 +14,9 @@ from typing import Any
 from trainer.shared.corpora.questions import questions
 from trainer.shared.corpora.sources import STDLIB
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.keys import MOST
 from trainer.shared.run.read import SURROGATE
-from trainer.shared.run.schema import MOST, DataConfig, TuneConfig
+from trainer.shared.run.schema import DataConfig, TuneConfig
 from trainer.shared.run.tuning import PROMPTS
 
 Part = tuple[str | None, str]

@@ -8,7 +8,8 @@ from functools import lru_cache, partial
 
 from trainer.shared.parallel.sequence import Runs, consecutive, equal_work
 from trainer.shared.run.flops import block_flops, head_flops, work_up_to
-from trainer.shared.run.schema import LayoutConfig, ModelConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import LayoutConfig, ModelConfig
 
 ALIGNED, FEWEST = 128, 16
 """Kernels of attention work in blocks of so many positions; slices are multiples of it where they have at least so many blocks."""

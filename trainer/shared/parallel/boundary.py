@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from trainer.shared.run.schema import LayoutConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import LayoutConfig
 
 
 class BoundaryTensors(NamedTuple):

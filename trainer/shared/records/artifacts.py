@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.shared.corpora.index import ARTIFACT, FILES, INDEX
+from trainer.shared.run.derived import recorded_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json, write_json
-from trainer.shared.run.rules import recorded_model
 from trainer.shared.run.schema import ModelConfig
 
 FORMAT = 1

@@ -13,10 +13,12 @@ from typing import IO, Any, NamedTuple
 
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.rope_factors import shortest, stretching
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.limits.model import check_model
 from trainer.shared.run.read import from_dict, nested
-from trainer.shared.run.rules import check_model, resolve_model
-from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import ModelConfig
 
 LENGTHS = {"layers": "block_count", "hidden": "embedding_length", "ffn": "feed_forward_length", "seq": "context_length",
            "heads": "attention.head_count", "kv_heads": "attention.head_count_kv"}  # fmt: skip

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.shared.records.outcome import Reason
+from trainer.shared.run.derived import FIRST_KEYS
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.optimizer import OPTIMIZERS
 from trainer.shared.run.read import from_dict, from_record
-from trainer.shared.run.rules import FIRST_KEYS
-from trainer.shared.run.schema import OPTIMIZERS, ModelConfig, TuneConfig
+from trainer.shared.run.schema import ModelConfig, TuneConfig
 
 FORMAT = 2
 MANIFEST = "manifest.json"

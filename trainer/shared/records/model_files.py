@@ -14,10 +14,12 @@ from trainer.shared.families.parts import ConfigPart, NotUnderstood
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.artifacts import GGUF, GGUF_FILE, ArtifactKind, checkpoint_facts, find_artifact
 from trainer.shared.records.gguf_header import model_in, read_header
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.limits.model import check_model
 from trainer.shared.run.read import flatten, from_dict, nested
-from trainer.shared.run.rules import check_model, resolve_model
-from trainer.shared.run.schema import ModelConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import ModelConfig
 
 COMMON = (ConfigKey("vocab", "vocab_size"), ConfigKey("tied", "tie_word_embeddings", default=None))
 """Keys of every family."""

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from trainer.shared.records.artifacts import check_model_of, checkpoint_order, newest_checkpoint
 from trainer.shared.records.manifest import MANIFEST, CheckpointError, FoundCheckpoint, read_manifest
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import ModelConfig, TrainConfig, TuneConfig
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.shared.records.artifacts import Artifact, ArtifactKind, read_artifact
+from trainer.shared.run.keys import key
 from trainer.shared.run.read import SECTION, from_record, read_yaml
-from trainer.shared.run.schema import key
 
 Finish = Callable[[Mapping[str, Any]], None]
 """Called by rank 0 of a run at the end, with the result that it writes next: a result exists only if its artifact is whole."""

@@ -11,7 +11,7 @@ from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.flops import model_flops
 from trainer.shared.run.phases import phases_of
 from trainer.shared.run.read import to_dict
-from trainer.shared.run.schema import ResolvedTrainConfig
+from trainer.shared.run.resolved import ResolvedTrainConfig
 
 RATES = ("tokens_per_s", "tflops_per_gpu", "mfu", "hfu")
 

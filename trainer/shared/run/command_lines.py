@@ -10,8 +10,8 @@ from typing import Any, Optional, TypeVar
 
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import write_json
+from trainer.shared.run.keys import key
 from trainer.shared.run.read import from_dict
-from trainer.shared.run.schema import key
 from trainer.shared.run.stages import COMPLETIONS, EvaluateSettings, GenerateSettings, Sampling
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16"}

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.shared.run.schema import LayoutConfig, ResolvedModelConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import LayoutConfig
 
 
 def attention_weights(hidden: Any, query_width: Any, kv_width: Any) -> Any:

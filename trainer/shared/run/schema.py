@@ -7,11 +7,14 @@ Every field is a Hydra key of the same name (``layout.tensor`` is ``LayoutConfig
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Optional
+from dataclasses import dataclass
+from typing import Optional
 
 from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.foreign import CommandConfig
+from trainer.shared.run.keys import MOST, key
+from trainer.shared.run.optimizer import OptimizerConfig
 
 GATED = ("swiglu", "geglu")
 """Activations of an MLP with two matrices up, one of which gates the other."""
@@ -28,38 +31,11 @@ PRECISIONS = ("fp32", "fp64", "bf16", "fp16", "fp8")
 RATED = (*PRECISIONS, "fp4")
 """Precisions that a device may have a rate for."""
 TASKS = ("train", "evaluate", "generate", "inference", "probe")
-OPTIMIZERS = ("adamw", "muon")
-DECAY_STYLES = ("cosine", "linear", "sqrt")
-ORTHOGONALIZED = "matrices"
-"""The group of parameters that ``optimizer.kind=muon`` orthogonalises."""
 METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
 TARGETS = MATRICES
 """Matrices that LoRA may be added to."""
 ZEROED = ("output", "down", "head")
 """Matrices that may begin as zero: what they multiply still learns, one step later."""
-MOST = 10**9
-"""The largest rank count, degree or batch: columns of layouts hold 32 bits, and no cluster is near."""
-
-
-def key(
-    default: Any,
-    doc: str,
-    *,
-    choices: tuple[Any, ...] | None = None,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: int | None = None,
-    empty: bool = False,
-) -> Any:
-    """Makes a documented field. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; a mutable default is given as a callable.
-
-    The ``choices`` of a list are its entries, at least one unless it may be ``empty``; those of a mapping its keys, and its values
-    keep the bounds.
-    """
-    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum, "empty": empty}
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -253,58 +229,6 @@ class TuneConfig:
 
 
 @dataclass
-class GroupConfig:
-    """Settings of one group of parameters."""
-
-    lr: Optional[float] = key(None, "peak learning rate, with the schedule of optimizer.lr; null = that one", minimum=0)
-    weight_decay: Optional[float] = key(None, "decoupled weight decay; null = optimizer.weight_decay, of vectors none", minimum=0)
-
-
-@dataclass
-class GroupsConfig:
-    """Groups of parameters; each layer declares those of its own."""
-
-    embedding: GroupConfig = key(GroupConfig, "embeddings of tokens (and a head that is tied to them) and of positions, virtual tokens")
-    head: GroupConfig = key(GroupConfig, "a head of its own")
-    matrices: GroupConfig = key(GroupConfig, "matrices of blocks, and those that tuning adds")
-    vectors: GroupConfig = key(GroupConfig, "biases, norms and other factors")
-
-
-@dataclass
-class MuonConfig:
-    """Orthogonalised momentum of matrices."""
-
-    momentum: float = key(0.95, "momentum of matrices; below 1", minimum=0)
-    nesterov: bool = key(True, "the newest gradient counts once more")
-    steps: int = key(5, "Newton-Schulz iterations", minimum=1, maximum=100)
-    scale: str = key("rms", "factor of an update: rms = 0.2 sqrt(max(rows, columns)), the size of AdamW's, so that its lr and weight_decay can stay; "
-        "spectral = sqrt(max(1, rows / columns))", choices=("rms", "spectral"))
-    cautious: bool = key(False, "weights of matrices decay only where the update makes them smaller")
-
-
-@dataclass
-class OptimizerConfig:
-    """AdamW, or Muon with AdamW. The learning rate rises linearly, stays, and falls."""
-
-    kind: str = key("adamw", "adamw, or muon: orthogonalised momentum for the matrices of blocks, AdamW for all else", choices=OPTIMIZERS)
-    lr: float = key(1e-3, "peak learning rate", minimum=0)
-    min_lr: Optional[float] = key(None, "final learning rate; null = lr / 10", minimum=0)
-    warmup_steps: int = key(0, "steps of linear learning-rate warm-up", minimum=0)
-    stable_steps: int = key(0, "steps at the peak learning rate between warm-up and decay", minimum=0)
-    decay_style: str = key("cosine", "how the learning rate falls with the passed share x of the decay: cosine, linear, or as 1 - sqrt(x)",
-        choices=DECAY_STYLES)
-    decay_steps: Optional[int] = key(None, "step at which min_lr is reached; null = run.steps", minimum=1)
-    beta1: float = key(0.9, "AdamW beta 1", minimum=0)
-    beta2: float = key(0.95, "AdamW beta 2", minimum=0)
-    eps: float = key(1e-8, "AdamW epsilon; muon adds it to the norm of a matrix", minimum=0)
-    weight_decay: float = key(0.1, "decoupled weight decay of matrices (not of biases and norms)", minimum=0)
-    clip: float = key(1.0, "global gradient-norm clip; 0 = off", minimum=0)
-    groups: GroupsConfig = key(GroupsConfig, "learning rates and weight decays of groups of parameters")
-    muon: MuonConfig = key(MuonConfig, "kind=muon: the update of matrices")
-    cautious: bool = key(False, "what AdamW updates decays only where the update makes it smaller")
-
-
-@dataclass
 class CheckpointConfig:
     """Where and how often training state is saved."""
 
@@ -385,28 +309,6 @@ class TrackingConfig:
     )
 
 
-AT_RUN_TIME = ("python", "folder", "rank", "local_rank", "node_rank", "master_addr", "master_port")
-"""Placeholders of a command that only the rank can fill in; ``folder`` holds the files of ``CommandConfig.files``, ``python`` is the rank's."""
-STARTS, REPORTS = ("rank", "node"), ("first", "last")
-
-
-@dataclass
-class CommandConfig:
-    """One command on every rank (or node), with everything filled in but ``AT_RUN_TIME``."""
-
-    trainer: str = key("", "name of the trainer's profile")
-    starts: str = key("rank", "the command runs once per rank, with torchrun's variables, or once per node and starts its ranks", choices=STARTS)
-    words: list[str] = key(list, "the command; {folder}, {rank}, ... are filled in on the rank")
-    files: dict[str, str] = key(dict, "files that the command reads, by name in {folder}")
-    environment: dict[str, str] = key(dict, "further environment variables of the command")
-    workdir: Optional[str] = key(None, "folder in which the command runs; null = that of the rank")
-    code: Optional[str] = key(None, "digest of the script, so that a changed script is another trial")
-    log: list[str] = key(list, "patterns that read the log of the reporting rank; named groups carry their unit")
-    reports: str = key("first", "which rank's log tells of steps", choices=REPORTS)
-    failures: dict[str, list[str]] = key(dict, "patterns of the log by the reason that they stand for")
-    success: Optional[str] = key(None, "pattern without which a run that ended with code 0 has failed; null = none is needed")
-
-
 LOADS = ("static", "closed", "open")
 
 
@@ -434,134 +336,3 @@ class TrainConfig:
     tune: TuneConfig = key(TuneConfig, "what of the model is trained")
     command: Optional[CommandConfig] = key(None, "another trainer that trains in place of ours; null = ours (set by the launcher)")
     requests: Optional[RequestsConfig] = key(None, "run.task=inference: the requests to the model (set by the launcher)")
-
-
-@dataclass(kw_only=True)
-class ResolvedModelConfig(ModelConfig):
-    """A model with its derived values (``trainer.shared.run.rules.resolve_model``)."""
-
-    kv_heads: int = field()
-    ffn: int = field()
-    tied: bool = field()
-    activation: str = field()
-    init_std: float = field()
-    head_width: int = field()
-    positions: str = field()
-    norm: str = field()
-    norm_at: str = field()
-    qk_norm: str = field()
-    biases: list[str] = field()
-    residual: str = field()
-    attention_scale: float = field()
-    encoder_layers: int = field()
-    decoder_seq: int = field()
-
-    @property
-    def target_seq(self) -> int:
-        """Returns the targets of a sequence: the decoder's tokens where there is an encoder."""
-        return self.decoder_seq if self.encoder_layers else self.seq
-
-    def writes(self, block: int) -> bool:
-        """Returns whether block ``block`` is of a decoder that sees an encoder."""
-        return 0 < self.encoder_layers <= block
-
-    @property
-    def gated(self) -> bool:
-        """Returns whether the MLP has a gate."""
-        return self.activation in GATED
-
-    @property
-    def query_width(self) -> int:
-        return self.heads * self.head_width
-
-    @property
-    def kv_width(self) -> int:
-        """Returns the width of keys, and of values."""
-        return self.kv_heads * self.head_width
-
-    @property
-    def value_width(self) -> int:
-        """Returns the width of what attention gives to its output matrix."""
-        return self.heads * (self.latent.value or self.head_width) if self.latent.kv_rank else self.query_width
-
-    @property
-    def turning(self) -> float:
-        """Returns how many numbers of a query turn with its position."""
-        return self.rope.share * (self.latent.rotary if self.latent.kv_rank else self.head_width)
-
-    @property
-    def expert_ffn(self) -> int:
-        """Returns the inner width of one expert."""
-        return self.experts.ffn or self.ffn
-
-    def mixes(self, block: int) -> bool:
-        """Returns whether block ``block`` has experts in place of an MLP."""
-        e = self.experts
-        return bool(e.count) and block >= e.dense_layers and (block + 1) % e.every == 0
-
-    @property
-    def mixtures(self) -> list[int]:
-        """Returns the blocks that have experts."""
-        return [block for block in range(self.layers) if self.mixes(block)]
-
-    def window_of(self, block: int) -> int | None:
-        """Returns how many positions block ``block`` looks back; None: all."""
-        return None if self.full_every and (block + 1) % self.full_every == 0 else self.window
-
-    def turns(self, block: int) -> bool:
-        """Returns whether block ``block`` has rotary positions."""
-        return self.positions == "rotary" and not (self.rope.skip_every and (block + 1) % self.rope.skip_every == 0)
-
-
-@dataclass(kw_only=True)
-class ResolvedLayoutConfig(LayoutConfig):
-    """A layout whose data-parallel degree is known."""
-
-    data: int = field()
-
-
-@dataclass(kw_only=True)
-class ResolvedOptimizerConfig(OptimizerConfig):
-    """An optimizer whose learning-rate schedule is known. What a group has as all others is null."""
-
-    min_lr: float = field()
-    decay_steps: int = field()
-
-    def lr_factor(self, group: str) -> float:
-        """Returns the learning rate of a group of parameters over ``lr``."""
-        own: float | None = getattr(self.groups, group).lr
-        return 1.0 if own is None else own / self.lr
-
-    def weight_decay_of(self, group: str) -> float:
-        own: float | None = getattr(self.groups, group).weight_decay
-        return self.usual_decay(group) if own is None else own
-
-    @property
-    def one_moment(self) -> tuple[str, ...]:
-        """Returns the groups of which one moment is kept, not two."""
-        return (ORTHOGONALIZED,) if self.kind == "muon" else ()
-
-    def usual_decay(self, group: str) -> float:
-        """Returns the weight decay of a group that has none of its own."""
-        return 0.0 if group == "vectors" else self.weight_decay
-
-
-@dataclass(kw_only=True)
-class ResolvedTrainConfig(TrainConfig):
-    """A run with every derived value (``trainer.shared.run.rules.resolve``), as the trainer uses it. The same keys as ``TrainConfig``."""
-
-    model: ResolvedModelConfig = field()
-    layout: ResolvedLayoutConfig = field()
-    optimizer: ResolvedOptimizerConfig = field()
-
-
-def field_docs(cls: type, prefix: str = "") -> dict[str, str]:
-    """Returns ``{"layout.tensor": "tensor-parallel ranks", ...}`` for a config class, depth first."""
-    docs: dict[str, str] = {}
-    for f in fields(cls):
-        nested = f.default_factory if isinstance(f.default_factory, type) else None
-        if nested is not None and hasattr(nested, "__dataclass_fields__"):
-            docs |= field_docs(nested, f"{prefix}{f.name}.")
-        else:
-            docs[prefix + f.name] = f.metadata["doc"]
-    return docs

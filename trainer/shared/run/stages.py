@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from trainer.shared.run.schema import key
+from trainer.shared.run.keys import key
 
 TEXT, STOP = "text", "stop"
 """Files of a job that generates: its text as it grows, and one that asks a server to end."""

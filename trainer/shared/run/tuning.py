@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import NORM_VECTORS, ResolvedModelConfig, TrainConfig, TuneConfig
+from trainer.shared.run.resolved import ResolvedModelConfig
+from trainer.shared.run.schema import NORM_VECTORS, TrainConfig, TuneConfig
 
 PROMPTS = ("prompt", "p_tuning")
 """Methods that train virtual tokens."""

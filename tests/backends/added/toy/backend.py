@@ -12,7 +12,7 @@ from launcher.config.schema import ClusterConfig
 from launcher.trials.job import Handle, Job, JobState
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import key
+from trainer.shared.run.keys import key
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""The rules of a run by their subject. ``trainer.shared.run.rules`` checks them in turn."""
