@@ -29,7 +29,7 @@ from launcher.trials.outcome import Verdict, decide
 from launcher.trials.store import Store
 from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
 from tests.clusters.kubernetes.control_plane import ControlPlane
-from tests.clusters.kubernetes.fixture import Kubernetes, run_inside, shipped
+from tests.clusters.kubernetes.fixture import PYTHON, Kubernetes, run_inside, shipped
 from tests.clusters.slurm.process import wait_for
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import failures_in
@@ -96,7 +96,7 @@ NO_MAP = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "nope", "ke
 
 
 FATES: dict[str, tuple[dict[str, Any], Reason, str]] = {
-    "memory": ({"memory": "120Mi", "shared_memory": None}, Reason.HOST_MEMORY, ""),
+    "memory": ({"memory": "120Mi", "shared_memory": None, "python": PYTHON}, Reason.HOST_MEMORY, ""),
     "python": ({"python": "/no/such/python"}, Reason.CANNOT_START, "no such file or directory"),
     "secret": ({"secrets": {"TOKEN": "nope/token"}, "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
     "volume": ({"volumes": [VolumeConfig(mount="/x", secret="nope")], "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),

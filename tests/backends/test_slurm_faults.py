@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from trainer.shared.records.outcome import Status
 from trainer.shared.run.files import read_json
 
 SLOW: dict[str, Any] = {"exclusive": True, "health_check": False}
-STEPS = 120
+STEPS = 40
 """So many that the slow first attempt cannot make them all: it would take longer than the time limit."""
 EVERY = 2
 
@@ -73,7 +72,9 @@ def test_a_job_that_is_warned_before_its_ranks_begin_puts_itself_back_into_the_q
 ) -> None:
     slurm.breakable()
     either, seen = tmp_path / "either", tmp_path / "seen"
-    either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && mkdir {seen} && {{ {check or ":"}; }}\nexec {sys.executable} "$@"\n')
+    either.write_text(
+        f'#!/bin/sh\n[ "$4" = trainer.health ] && mkdir {seen} && {{ {check or ":"}; }}\nexec {trial().cluster.python} "$@"\n'
+    )
     either.chmod(0o755)
     setup = [] if check else ["[ $trireme_attempt -gt 0 ] || kill -USR1 $$"]
     (record,) = run(tmp_path / "runs", trial(every=1, setup=setup, python=str(either), health_check=bool(check)))
