@@ -34,8 +34,8 @@ def interpreter(folder: Path, module: str) -> str:
     return str(path)
 
 
-def real() -> dict[str, str]:
-    """The setting of an interpreter whose ranks are real, and warm on our own cluster."""
+def warmth() -> dict[str, str]:
+    """The setting of an interpreter whose ranks are real and have imported everything, on our own cluster."""
     return {} if "slurm" in shared.GIVEN else {"python": warm.python()}
 
 
@@ -49,7 +49,7 @@ def trial(behaviour: str = "ok", *, seed: int = 1, steps: int = 4, every: int = 
             run=RunConfig(
                 steps=steps, seed=seed, global_batch=2 * data, timeline=False, device="cpu", checkpoint=CheckpointConfig(every=every)
             ),
-            cluster=dataclasses.replace(CLUSTER, **real() | cluster),
+            cluster=dataclasses.replace(CLUSTER, **cluster),
         )
     )
 

@@ -29,11 +29,11 @@ from tests.backends.slurm_support import (
     SRUN_PASSED_ON,
     Running,
     interpreter,
-    real,
     run,
     squeue,
     submissions,
     trial,
+    warmth,
 )
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
@@ -47,7 +47,7 @@ from trainer.shared.run.files import read_json
 @pytest.fixture(scope="module")
 def ground(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     folder = tmp_path_factory.mktemp("runs") / "trials"
-    cluster = dataclasses.replace(CLUSTER, gpus_per_node=2, code="snapshot", **real())
+    cluster = dataclasses.replace(CLUSTER, gpus_per_node=2, code="snapshot", **warmth())
     unknown = {"job_id": "4000000_0", "array": "trireme-nobody-00000000", "attempt": 0, "directory": str(folder)}
     yield from closing(Ground(lambda: backend_for(cluster), cluster, folder, unknown=unknown))
 
@@ -72,7 +72,7 @@ def python(tmp_path: Path) -> str:
 def test_ranks_meet_across_nodes_that_they_do_not_fill(slurm: Slurm, tmp_path: Path) -> None:
     """Three ranks on two nodes of two, which find each other by address because names do not resolve there."""
     cluster = {"gpus_per_node": 2, "nodes": 2, "setup": ["getent() { return 2; }", "export LOADEDMODULES=cuda/12.4"]}
-    (record,) = run(tmp_path, trial(data=3, **cluster))
+    (record,) = run(tmp_path, trial(data=3, **cluster, **warmth()))
     assert record.status is Status.DONE, record.detail
     result = record.read_result() or {}
     assert result["world_size"] == 3 and len(result["hosts"]) == len(record.nodes) == 2
@@ -80,7 +80,7 @@ def test_ranks_meet_across_nodes_that_they_do_not_fill(slurm: Slurm, tmp_path: P
 
 
 def test_torchrun_starts_the_ranks_of_a_node(slurm: Slurm, tmp_path: Path) -> None:
-    (record,) = run(tmp_path, trial(ranks=2, nodes=2, launch="torchrun"))
+    (record,) = run(tmp_path, trial(ranks=2, nodes=2, launch="torchrun", **warmth()))
     assert record.status is Status.DONE, record.detail
     assert all((record.directory / "logs" / f"attempt0.rank{rank}.log").exists() for rank in range(2))
 
@@ -109,7 +109,7 @@ def test_a_launcher_inside_a_job_submits_jobs_of_their_own_size(slurm: Slurm, tm
 def test_a_bad_node_is_named_and_avoided(idle: Cluster, tmp_path: Path) -> None:
     sick = interpreter(tmp_path, "tests.backends.sick_trainer")
     either = tmp_path / "either"
-    either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && exec {sick} "$@"\nexec {trial().cluster.python} "$@"\n')
+    either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && exec {sick} "$@"\nexec {warmth().get("python", sys.executable)} "$@"\n')
     either.chmod(0o755)
     (record,) = run(tmp_path, trial(ranks=2, nodes=2, python=str(either), health_check=True))
     assert record.status is Status.DONE, record.detail

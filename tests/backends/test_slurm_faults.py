@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from launcher.config.schema import Config
 from launcher.sweep.search import measurement
 from launcher.trials.identity import trial_id
 from launcher.trials.store import Record, Store
-from tests.backends.slurm_support import Running, interpreter, run, squeue, trial
+from tests.backends.slurm_support import Running, interpreter, run, squeue, trial, warmth
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.farm import Farm
@@ -73,7 +74,7 @@ def test_a_job_that_is_warned_before_its_ranks_begin_puts_itself_back_into_the_q
     slurm.breakable()
     either, seen = tmp_path / "either", tmp_path / "seen"
     either.write_text(
-        f'#!/bin/sh\n[ "$4" = trainer.health ] && mkdir {seen} && {{ {check or ":"}; }}\nexec {trial().cluster.python} "$@"\n'
+        f'#!/bin/sh\n[ "$4" = trainer.health ] && mkdir {seen} && {{ {check or ":"}; }}\nexec {warmth().get("python", sys.executable)} "$@"\n'
     )
     either.chmod(0o755)
     setup = [] if check else ["[ $trireme_attempt -gt 0 ] || kill -USR1 $$"]
