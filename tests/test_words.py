@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,11 @@ CLAUSES = {
     "what is, for a noun": re.compile(r"\bwhat (?:is|are|was|were|has|have|had)\b"),
 }
 """Clauses that stand where a verb or a noun belongs, by name."""
+LEXEMES = re.compile(r'''"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*''', re.DOTALL)
+"""Strings, and comments, which begin in none of them."""
 
 
+@cache
 def modules() -> list[Path]:
     """Every module of the product."""
     return [path for room in ("launcher", "trainer", "hydra_plugins") for path in sorted((ROOT / room).rglob("*.py"))]
@@ -40,7 +42,7 @@ def classes() -> list[tuple[str, str]]:
     found = []
     for path in modules():
         file = str(path.relative_to(ROOT))
-        found += [(node.name, file) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        found += [(node.name, file) for node in parsed(path) if isinstance(node, ast.ClassDef)]
     return found
 
 
@@ -57,32 +59,41 @@ def _room(file: str) -> str:
     return "a cluster's own" if file.startswith(PARALLEL) else file
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the prose of a file by line: all of a page; the comments and docstrings of a module, not the messages that it prints."""
+@cache
+def parsed(path: Path) -> list[ast.AST]:
+    """All nodes of a module."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def prose(path: Path) -> list[tuple[int, str]]:
+    """The prose of a file by line: all of a page; the comments and docstrings of a module, not the messages that it prints."""
     text = path.read_text()
     if path.suffix == ".md":
-        yield from enumerate(text.splitlines(), 1)
-        return
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(text)):
+        return list(enumerate(text.splitlines(), 1))
+    found = comments(text)
+    for node in parsed(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield from enumerate(node.value.value.splitlines(), node.lineno)
+            found += enumerate(node.value.value.splitlines(), node.lineno)
+    return found
+
+
+def comments(text: str) -> list[tuple[int, str]]:
+    """The comments of a module, by line. The tokenizer finds the same at thirty times the cost."""
+    return [(text.count("\n", 0, hit.start()) + 1, hit[0]) for hit in LEXEMES.finditer(text) if hit[0].startswith("#")]
 
 
 def messages(path: Path) -> Iterator[tuple[int, str]]:
     """Yields the texts of a module that are not docstrings, by line: what it prints, and parts of it."""
-    tree = ast.parse(path.read_text())
-    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {node.value for node in parsed(path) if isinstance(node, ast.Expr)}
+    for node in parsed(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield node.lineno, node.value
 
 
 def stumbles(path: Path, forms: dict[str, re.Pattern[str]] = STUMBLES) -> list[str]:
     """Lists the phrases of a file that ``forms`` names, with their lines. A phrase that a line break splits counts too."""
-    lines = list(prose(path))
+    lines = prose(path)
     pairs = [(number, f"{line} {after.strip()}") for (number, line), (_, after) in zip(lines, [*lines[1:], (0, "")])]
     starts = {number: len(line) for number, line in lines}
     found = [(number, name, hit) for number, text in pairs for name, form in forms.items() for hit in form.finditer(text)]

@@ -4,11 +4,15 @@
 
 The interface is that of ``subprocess.Popen``, and all but the imports is real: process id, signals, exit code, streams, environment, folder.
 Their sweeps are not copied into MLflow (tests/tracking looks at that), and the fork servers that they start are forked as well.
+
+``python()`` is an interpreter for the jobs of our own clusters: what it runs is forked as well, into the namespaces, control groups and user
+of whoever runs it, and gets its signals.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import functools
 import gc
@@ -21,6 +25,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -57,6 +62,41 @@ def address() -> str:
 
     atexit.register(end)
     return path
+
+
+PYTHON = """\
+#!{python} -IS
+import json, os, signal, socket, sys
+
+passed_on = {{signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}}
+signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+socket.send_fds(server, [b"!"], [0, 1, 2])
+request = {{"words": {words!r} + sys.argv[1 + {left_out}:], "cwd": os.getcwd(), "env": dict(os.environ), "guest": __file__, "session": False}}
+server.sendall(json.dumps(request | {{"ignored": []}}).encode() + b"\\n")
+answers = server.makefile("r")
+answers.readline()
+for number in passed_on:
+    signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+code = int(answers.readline() or -signal.SIGKILL)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+"""It stands for the process that it asks for, which dies with it."""
+
+
+def python(folder: Path | None = None, words: Sequence[str] = (), left_out: int = 0) -> str:
+    """Writes an executable that runs its arguments, but for the first ``left_out``, after ``words`` as a ``Process`` in its own place.
+    By default it lies beside the socket, in a folder that pods may mount."""
+    path = (folder or Path(address()).parent) / "python"
+    text = PYTHON.format(python=os.path.realpath(sys.executable), address=address(), words=list(words), left_out=left_out)
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
 
 
 class Process:
@@ -223,8 +263,11 @@ class Server:
         Server.path = path
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
+        for place, mode in ((path, 0o777), (os.path.dirname(path), 0o755)):  # pods have users of their own
+            os.chmod(place, mode)
         self.listener.listen(64)
         self.running: dict[int, socket.socket] = {}
+        self.guests: dict[socket.socket, int] = {}
         self.wake, wake = os.pipe()
         self.descriptors = [self.wake, wake, self.listener.fileno()]
         os.set_blocking(wake, False)
@@ -234,7 +277,9 @@ class Server:
     def serve(self) -> dict[str, Any] | None:
         """Returns the request in each process that is forked, and None in the server, at its end."""
         while True:
-            ready = select.select([0, self.listener, self.wake], [], [])[0]
+            ready = select.select([0, self.listener, self.wake, *self.guests], [], [])[0]
+            for connection in self.guests.keys() & ready:
+                self.pass_on(connection)
             if self.wake in ready:
                 os.read(self.wake, 4096)
                 self.reap()
@@ -250,8 +295,18 @@ class Server:
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 connection = self.running.pop(found[0])
+                self.guests.pop(connection, None)
                 with connection, suppress(BrokenPipeError):
                     connection.sendall(f"{os.waitstatus_to_exitcode(found[1])}\n".encode())
+
+    def pass_on(self, connection: socket.socket) -> None:
+        """Sends a guest the signals that its stand-in got, and ends it with that one."""
+        signals = b""
+        with suppress(ConnectionResetError):
+            signals = connection.recv(64)
+        pid = self.guests[connection] if signals else self.guests.pop(connection)
+        for number in signals or [signal.SIGKILL]:
+            os.kill(pid, number)
 
     def fork(self) -> dict[str, Any] | None:
         connection, _ = self.listener.accept()
@@ -264,6 +319,8 @@ class Server:
         request: dict[str, Any] = json.loads(line)
         if pid := os.fork():
             self.running[pid] = connection
+            if "guest" in request:
+                self.guests[connection] = pid
             with suppress(BrokenPipeError):
                 connection.sendall(f"{pid}\n".encode())
             for descriptor in streams:
@@ -271,6 +328,8 @@ class Server:
             return None
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if "guest" in request:
+            enter(*struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
         for other in (connection, *self.running.values()):
@@ -278,6 +337,26 @@ class Server:
         for descriptor in (*streams, *self.descriptors):
             os.close(descriptor)
         return request
+
+
+def enter(pid: int, user: int, group: int) -> None:
+    """Moves this process to where another one is: its control groups, its namespaces but that of process ids, its user."""
+    namespaces = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "ipc", "mnt")]
+    theirs, ours = (set(Path(f"/proc/{of}/cgroup").read_text().splitlines()) for of in (pid, "self"))
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    groups = [int(number) for number in status["Groups"].split()]
+    for line in theirs - ours:
+        _, controllers, path = line.split(":", 2)
+        folder = Path("/sys/fs/cgroup", controllers.removeprefix("name="))
+        if (members := Path(f"{folder}{path}") / "cgroup.procs").exists():
+            members.write_text(str(os.getpid()))
+    for namespace in namespaces:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(namespace)
+    os.setgroups(groups)
+    os.setgid(group)
+    os.setuid(user)
 
 
 def become(request: dict[str, Any]) -> None:
@@ -302,14 +381,18 @@ def become(request: dict[str, Any]) -> None:
     sys.path[:0] = [*([] if safe else [""]), *(os.path.abspath(path) for path in paths)]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=stream.isatty())  # type: ignore[union-attr]
-    how, what, *rest = words
-    sys.argv = [what, *rest]
+    sys.executable = request.get("guest", sys.executable)
+    how, *rest = words
     if how == "-m":
+        sys.argv = rest
         warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
-        sys.argv[0] = "-c"
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+        sys.argv = words
+        runpy.run_path(how, run_name="__main__")
 
 
 def preload() -> None:
@@ -320,7 +403,13 @@ def preload() -> None:
 
     for verb in VERBS:
         importlib.import_module(f"launcher.cli.{verb}")
-    for name in ("launcher.sweep.multirun", "launcher.stages.runner", "launcher.backends.local.backend", "trainer.fork_server"):
+    for name in (
+        "launcher.sweep.multirun",
+        "launcher.stages.runner",
+        "launcher.backends.local.backend",
+        "trainer.fork_server",
+        "trainer.health",
+    ):
         importlib.import_module(name)
     compose(["model=gpt_tiny"])
     preload()

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     sys.argv = ["trireme train", *flags, *plain, search_path(primary=primary, own=own if primary else None)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     try:
-        with plain_errors():
+        with sweep.backends, plain_errors():
             hydra.main(**hydra_behaviour(), config_path=str(conf_dir()), config_name=PRIMARY)(sweep.train)()
     except OSError as error:
         sweep.error = error

@@ -46,6 +46,7 @@ class Multirun:
         """``detach``: goes on in the background once its first trials are known."""
         self.overrides, self._detach = tuple(overrides), detach
         self.records: list[Record] = []
+        self.backends = Backends()  # a sweeper may come back with more jobs for the same fork server; whoever runs this closes them
         self.folder = ""  # of the trials, once it is known
         self.error: ConfigError | OSError | None = None
         self._command: Command | None = None
@@ -88,8 +89,7 @@ class Multirun:
             self._mirrors[settings.dir, name] = process.MlflowMirror(
                 settings.dir, name, settings.mlflow_wait_s, jobs[0][1].tracking.loggers
             )
-        with Backends() as backends:
-            records = run_sweep(name, points, settings, backends, [self._mirrors[settings.dir, name], command])
+        records = run_sweep(name, points, settings, self.backends, [self._mirrors[settings.dir, name], command])
         self.records += records
         _say_what_next(name, records, settings)
         return [_objective(record) for record in records]

@@ -1,5 +1,5 @@
-"""``python -m trainer``, the real one, idling half a second in every step, and five once it has run for half a minute: faults find it,
-however late they come.
+"""``python -m trainer``, the real one, idling half a second in every step, and five once it has made a dozen: faults find it, however late
+they come.
 
 So does every attempt that finds no checkpoint, as Slurm counts starts that never reach the trainer; or those that ``SLOW_ATTEMPTS`` names.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from trainer.__main__ import main as train
 from trainer.step import Engine, QueuedStep
 
-PAUSE_S, LONG_PAUSE_S, LONG_FROM = 0.5, 5.0, 60
+PAUSE_S, LONG_PAUSE_S, LONG_FROM = 0.5, 5.0, 12
 """The long pause is shorter than the notice that Slurm gives of a preemption."""
 
 

@@ -15,6 +15,8 @@ from launcher.config import resolve
 from launcher.config.schema import Config, SweepConfig
 from launcher.sweep.run import Point, run_sweep
 from launcher.trials.store import Record
+from tests import warm
+from tests.clusters import shared
 from trainer.shared.run.schema import CheckpointConfig, DataConfig, LayoutConfig, ModelConfig, RunConfig
 
 PROJECT = Path(__file__).parents[2]
@@ -23,11 +25,18 @@ CLUSTER = SlurmCluster(nodes=1, gpus_per_node=1, gpu_request="none", poll_second
 
 def interpreter(folder: Path, module: str) -> str:
     """An executable for ``cluster.python`` that runs ``module.main`` where the job asks for ``python -u -P -m trainer``."""
-    path = folder / "python"
     code = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
+    if "slurm" not in shared.GIVEN:
+        return warm.python(folder, ["-P", "-c", code], left_out=4)
+    path = folder / "python"
     path.write_text(f"#!/bin/sh\nshift 4\nPYTHONPATH={PROJECT} exec {sys.executable} -c '{code}' \"$@\"\n")
     path.chmod(0o755)
     return str(path)
+
+
+def warmth() -> dict[str, str]:
+    """The setting of an interpreter whose ranks are real and have imported everything, on our own cluster."""
+    return {} if "slurm" in shared.GIVEN else {"python": warm.python()}
 
 
 def trial(behaviour: str = "ok", *, seed: int = 1, steps: int = 4, every: int = 0, ranks: int = 1, data: int = 1, **cluster: Any) -> Config:

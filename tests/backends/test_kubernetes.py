@@ -21,15 +21,17 @@ from launcher.backends import backend_for
 from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.manifests import ENTRY
 from launcher.backends.kubernetes.volumes import CONFIG_DIR, VolumeConfig
+from launcher.backends.local import fork_server
 from launcher.cli.main import main
 from launcher.tracking import unmirrored
 from launcher.tracking.mirror import MlflowSweep
 from launcher.trials.job import Handle, Job, JobState
 from launcher.trials.outcome import Verdict, decide
 from launcher.trials.store import Store
+from tests import warm
 from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
 from tests.clusters.kubernetes.control_plane import ControlPlane
-from tests.clusters.kubernetes.fixture import Kubernetes, run_inside, shipped
+from tests.clusters.kubernetes.fixture import PYTHON, Kubernetes, run_inside, shipped
 from tests.clusters.slurm.process import wait_for
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import failures_in
@@ -96,7 +98,7 @@ NO_MAP = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "nope", "ke
 
 
 FATES: dict[str, tuple[dict[str, Any], Reason, str]] = {
-    "memory": ({"memory": "120Mi", "shared_memory": None}, Reason.HOST_MEMORY, ""),
+    "memory": ({"memory": "120Mi", "shared_memory": None, "python": PYTHON}, Reason.HOST_MEMORY, ""),
     "python": ({"python": "/no/such/python"}, Reason.CANNOT_START, "no such file or directory"),
     "secret": ({"secrets": {"TOKEN": "nope/token"}, "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
     "volume": ({"volumes": [VolumeConfig(mount="/x", secret="nope")], "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
@@ -255,6 +257,7 @@ def test_the_main_job_sweeps_layouts_over_pods_and_ranks_them_with_the_losses_of
     real_node.core().create_namespaced_secret(namespace, {"metadata": {"name": "planted"}, "stringData": {"token": secret}})
     pods = [*overrides(real_node.cluster(namespace)), "cluster.nodes=2", "cluster.gpus_per_node=1", "cluster.secrets.PLANTED=planted/token"]
     assert main(["train", "-m", "layout.tensor=1,2", "sweep.name=pods", *SHORT, *pods]) == 0
+    monkeypatch.setattr(fork_server, "start_server", warm.start_server)
     assert main(["train", "-m", "layout.tensor=1,2", "sweep.name=local", *SHORT, "cluster=local", "cluster.gpus_per_node=2"]) == 0
     losses = {}
     for sweep in ("pods", "local"):

@@ -22,6 +22,7 @@ from launcher.backends.local import backend as local
 from launcher.backends.local.backend import LocalBackend
 from launcher.backends.local.fork_server import ForkServerClient, ForkServerError, start_server
 from launcher.config.schema import ContainerConfig, LocalCluster
+from tests import warm
 from tests.backends.conformance import LONG, Conformance, Ground, SearchConformance, closing
 from tests.warm import replaced
 from trainer.shared.records.outcome import Reason, Status
@@ -107,6 +108,12 @@ class TestSearchOnLocal(SearchConformance):
 
 
 @pytest.mark.usefixtures("warm_servers")
+def test_the_compiler_is_not_loaded_by_launchers_or_ranks_that_use_none() -> None:
+    """It takes as long as torch itself, in each of them. A process that is forked here has loaded all that they load at their start."""
+    loaded = warm.run("-c", "import sys; print(*sys.modules)", check=True).stdout.split()
+    assert {"torch", "trainer.loop", "launcher.cli.train"} <= set(loaded) and "torch._dynamo" not in loaded
+
+
 def test_closing_the_backend_leaves_no_rank_behind(tmp_path: Path) -> None:
     ground = Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path)
     job = ground.job(LONG)

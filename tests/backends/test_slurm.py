@@ -20,8 +20,21 @@ from launcher.backends.slurm.backend import SlurmBackend
 from launcher.backends.slurm.owned import SBATCH, SRUN
 from launcher.cli import status
 from launcher.trials import exclusion
+from tests import warm
 from tests.backends.conformance import Conformance, Ground, SearchConformance, closing
-from tests.backends.slurm_support import CLUSTER, PASSED_ON, PROJECT, SRUN_PASSED_ON, Running, interpreter, run, squeue, submissions, trial
+from tests.backends.slurm_support import (
+    CLUSTER,
+    PASSED_ON,
+    PROJECT,
+    SRUN_PASSED_ON,
+    Running,
+    interpreter,
+    run,
+    squeue,
+    submissions,
+    trial,
+    warmth,
+)
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import until
@@ -34,7 +47,7 @@ from trainer.shared.run.files import read_json
 @pytest.fixture(scope="module")
 def ground(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     folder = tmp_path_factory.mktemp("runs") / "trials"
-    cluster = dataclasses.replace(CLUSTER, gpus_per_node=2, code="snapshot")
+    cluster = dataclasses.replace(CLUSTER, gpus_per_node=2, code="snapshot", **warmth())
     unknown = {"job_id": "4000000_0", "array": "trireme-nobody-00000000", "attempt": 0, "directory": str(folder)}
     yield from closing(Ground(lambda: backend_for(cluster), cluster, folder, unknown=unknown))
 
@@ -59,7 +72,7 @@ def python(tmp_path: Path) -> str:
 def test_ranks_meet_across_nodes_that_they_do_not_fill(slurm: Slurm, tmp_path: Path) -> None:
     """Three ranks on two nodes of two, which find each other by address because names do not resolve there."""
     cluster = {"gpus_per_node": 2, "nodes": 2, "setup": ["getent() { return 2; }", "export LOADEDMODULES=cuda/12.4"]}
-    (record,) = run(tmp_path, trial(data=3, **cluster))
+    (record,) = run(tmp_path, trial(data=3, **cluster, **warmth()))
     assert record.status is Status.DONE, record.detail
     result = record.read_result() or {}
     assert result["world_size"] == 3 and len(result["hosts"]) == len(record.nodes) == 2
@@ -67,7 +80,7 @@ def test_ranks_meet_across_nodes_that_they_do_not_fill(slurm: Slurm, tmp_path: P
 
 
 def test_torchrun_starts_the_ranks_of_a_node(slurm: Slurm, tmp_path: Path) -> None:
-    (record,) = run(tmp_path, trial(ranks=2, nodes=2, launch="torchrun"))
+    (record,) = run(tmp_path, trial(ranks=2, nodes=2, launch="torchrun", **warmth()))
     assert record.status is Status.DONE, record.detail
     assert all((record.directory / "logs" / f"attempt0.rank{rank}.log").exists() for rank in range(2))
 
@@ -96,7 +109,7 @@ def test_a_launcher_inside_a_job_submits_jobs_of_their_own_size(slurm: Slurm, tm
 def test_a_bad_node_is_named_and_avoided(idle: Cluster, tmp_path: Path) -> None:
     sick = interpreter(tmp_path, "tests.backends.sick_trainer")
     either = tmp_path / "either"
-    either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && exec {sick} "$@"\nexec {sys.executable} "$@"\n')
+    either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && exec {sick} "$@"\nexec {warmth().get("python", sys.executable)} "$@"\n')
     either.chmod(0o755)
     (record,) = run(tmp_path, trial(ranks=2, nodes=2, python=str(either), health_check=True))
     assert record.status is Status.DONE, record.detail
@@ -300,22 +313,20 @@ def test_a_missing_slurm_conf_is_said_at_once(slurm: Slurm, monkeypatch: pytest.
 # ---------------------------------------------------------------- secrets
 
 
-def _train(folder: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _train(folder: Path, *overrides: str, process: Any = warm.run, **variables: str) -> subprocess.CompletedProcess[str]:
     """A training by the command line, from a folder of its own."""
     folder.mkdir(exist_ok=True)
-    small = [
-        "data=synthetic",
-        "model.layers=1",
-        "model.hidden=16",
-        "model.heads=2",
-        "model.seq=8",
-        "run.steps=2",
-        "run.warmup_steps=0",
-        "run.global_batch=2",
-    ]
+    model = ["data=synthetic", "model.layers=1", "model.hidden=16", "model.heads=2", "model.seq=8"]
+    small = ["run.steps=2", "run.warmup_steps=0", "run.global_batch=2"]
     cluster = ["cluster=slurm", "cluster.gpus_per_node=1", "cluster.gpu_request=none", "cluster.code=image", "cluster.poll_seconds=0.2"]
-    command = [sys.executable, "-m", "launcher", "train", *small, *cluster, *overrides]
-    return subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    words = ["-m", "launcher", "train", *model, *small, *cluster, *overrides]
+    done: subprocess.CompletedProcess[str] = process(*words, cwd=folder, env=os.environ | variables)
+    return done
+
+
+def _cold(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A process that copies its sweep into MLflow, as those that are forked do not."""
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
 
 
 def _holders(folder: Path, *words: str) -> list[Path]:
@@ -329,13 +340,14 @@ def _holders(folder: Path, *words: str) -> list[Path]:
 
 
 def test_secrets_by_reference_reach_the_ranks_and_stand_in_no_file(slurm: Slurm, tmp_path: Path) -> None:
+    """Launcher and rank are processes of their own kind: nothing here is forked."""
     secrets, told = tmp_path / "secrets", tmp_path / "python"
     secrets.write_text("FILE_TOKEN=planted-one\n")
     secrets.chmod(0o600)
     told.write_text(f'#!/bin/sh\nprintf %s "$FILE_TOKEN $SHELL_TOKEN" | sha256sum\nexec {sys.executable} "$@"\n')
     told.chmod(0o755)
     references = [f"cluster.env_from={secrets}", "cluster.env_inherit=[SHELL_TOKEN]", f"cluster.python={told}"]
-    done = _train(tmp_path / "here", *references, SHELL_TOKEN="planted-two")
+    done = _train(tmp_path / "here", *references, process=_cold, SHELL_TOKEN="planted-two")
     assert done.returncode == 0, done.stderr
     (log,) = (tmp_path / "here").glob("runs/trials/*/logs/attempt0.rank0.log")
     assert hashlib.sha256(b"planted-one planted-two").hexdigest() in log.read_text()

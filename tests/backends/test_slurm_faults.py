@@ -20,7 +20,7 @@ from launcher.config.schema import Config
 from launcher.sweep.search import measurement
 from launcher.trials.identity import trial_id
 from launcher.trials.store import Record, Store
-from tests.backends.slurm_support import Running, interpreter, run, squeue, trial
+from tests.backends.slurm_support import Running, interpreter, run, squeue, trial, warmth
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.farm import Farm
@@ -29,7 +29,7 @@ from trainer.shared.records.outcome import Status
 from trainer.shared.run.files import read_json
 
 SLOW: dict[str, Any] = {"exclusive": True, "health_check": False}
-STEPS = 120
+STEPS = 40
 """So many that the slow first attempt cannot make them all: it would take longer than the time limit."""
 EVERY = 2
 
@@ -73,7 +73,9 @@ def test_a_job_that_is_warned_before_its_ranks_begin_puts_itself_back_into_the_q
 ) -> None:
     slurm.breakable()
     either, seen = tmp_path / "either", tmp_path / "seen"
-    either.write_text(f'#!/bin/sh\n[ "$4" = trainer.health ] && mkdir {seen} && {{ {check or ":"}; }}\nexec {sys.executable} "$@"\n')
+    either.write_text(
+        f'#!/bin/sh\n[ "$4" = trainer.health ] && mkdir {seen} && {{ {check or ":"}; }}\nexec {warmth().get("python", sys.executable)} "$@"\n'
+    )
     either.chmod(0o755)
     setup = [] if check else ["[ $trireme_attempt -gt 0 ] || kill -USR1 $$"]
     (record,) = run(tmp_path / "runs", trial(every=1, setup=setup, python=str(either), health_check=bool(check)))

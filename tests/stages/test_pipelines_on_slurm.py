@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.main import main
-from tests.backends.slurm_support import squeue, submissions
+from tests.backends.slurm_support import squeue, submissions, warmth
 from tests.backends.test_slurm_containers import INSIDE, image, mounts, packed, root
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
@@ -68,8 +68,9 @@ def test_the_whole_graph_is_submitted_at_once_and_runs_without_a_launcher(
     idle: Cluster, folder: Path, stages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, {name: GRAPH[name] for name in stages})
+    warm = [f"cluster.{key}={value}" for key, value in warmth().items()]
     with busy(idle):
-        said = run(capsys, "sweep.follow=false")
+        said = run(capsys, "sweep.follow=false", *warm)
         assert {stage["status"] for stage in said.values()} == {"submitted"}
         queued = jobs(said)
     ids = {name: rows[0]["ArrayJobId"] for name, rows in queued.items()}
@@ -78,7 +79,7 @@ def test_the_whole_graph_is_submitted_at_once_and_runs_without_a_launcher(
     assert waits == {name: sorted(ids[first] for first in wanted[name]) for name in stages}
     assert all("trireme-small-" in rows[0]["JobName"] for rows in queued.values())
     wait_for_artifacts(said)
-    again = run(capsys)
+    again = run(capsys, *warm)
     assert {stage["status"] for stage in again.values()} == {"reused"}
     assert {name: len(rows) for name, rows in jobs(said).items()} == dict.fromkeys(stages, 1), "a stage was submitted twice"
 

@@ -22,6 +22,8 @@ from trainer.shared.records.outcome import Reason, Status
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
+
 TINY = ["data=synthetic", "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocab=64", "model.seq=16", "cluster.gpus_per_node=2",
         "run.global_batch=4", "run.steps=4", "run.warmup_steps=1"]  # fmt: skip
 
@@ -87,7 +89,7 @@ def test_a_single_run_that_fails_exits_1(tmp_path: Path) -> None:
 
 SWEEPER = '''
 """Launches one job after another, the last of which cannot be run and fails, and notes the values where Hydra says."""
-import json, pathlib
+import json, pathlib, psutil
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
@@ -98,11 +100,12 @@ class Adaptive(Sweeper):
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def sweep(self, arguments):
-        values = []
+        values, servers = [], []
         for index, extra in enumerate(["layout.tensor=3", "layout.tensor=1", "layout.tensor=2", "run.memory_gb=0.000001"]):
             (job,) = self.launcher.launch([[*arguments, extra]], initial_job_idx=index)
             values.append(job.return_value)
-        self.file.write_text(json.dumps(values))
+            servers += [child.pid for child in psutil.Process().children() if "trainer.fork_server" in child.cmdline()]
+        self.file.write_text(json.dumps({"values": values, "servers": servers}))
 
 ConfigStore.instance().store(group="hydra/sweeper", name="adaptive", node={"_target_": "hydra_plugins.adaptive.Adaptive"})
 '''
@@ -114,10 +117,13 @@ def test_a_sweeper_is_given_each_trials_step_time_and_infinity_for_one_that_fail
     plugins.mkdir(parents=True)
     (plugins / "adaptive.py").write_text(SWEEPER)
     command = [sys.executable, "-m", "launcher", "train", "-m", "hydra/sweeper=adaptive", *TINY, "sweep.name=adaptive"]
-    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "path")}, check=True)
-    values = json.loads((tmp_path / "runs" / "hydra" / "values.json").read_text())
+    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path / 'path'}:{ROOT}"}, check=True)
+    noted = json.loads((tmp_path / "runs" / "hydra" / "values.json").read_text())
     records = {r["layout"]["tensor"]: r["step_time_s"] for r in ranked(tmp_path, "adaptive") if r["status"] == "done"}
-    assert values == [float("inf"), records[1], records[2], float("inf")]
+    assert noted["values"] == [float("inf"), records[1], records[2], float("inf")]
+    assert len(noted["servers"]) == 3 and len(set(noted["servers"])) == 1, (
+        "what ranks import is imported once, however often a sweeper comes back"
+    )
 
 
 def test_a_folder_of_the_users_own_has_files_of_every_group(tmp_path: Path) -> None:

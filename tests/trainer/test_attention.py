@@ -119,6 +119,12 @@ def test_dropout_in_blocks_of_queries_drops_the_same_weights(
         torch.testing.assert_close(blocked, plain, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 9), (3, 9), (8, 16), (5, 5)])
+def test_the_last_query_sees_all_keys_and_each_before_it_one_less(queries: int, keys: int) -> None:
+    seen = attention.lower_right(queries, keys, torch.device("cpu"))
+    assert seen.sum(1).tolist() == list(range(keys - queries + 1, keys + 1)) and torch.equal(seen, seen.sort(1, descending=True).values)
+
+
 def test_rotary_tables_are_made_once_for_all_layers() -> None:
     """Whatever number of heads queries and keys have."""
     attention._rotary_table.cache_clear()

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from trainer.models.layers import Linear, head_norm
 from trainer.models.rope import Angles
@@ -109,7 +108,7 @@ class AttentionCore(nn.Module):
             mask = visible & band(before, count, keys, window, query.device)
             return self._kernel(query, key, value, mask)[..., :head]
         if window >= keys:
-            return self._kernel(query, key, value, causal_lower_right(count, keys) if before else None)[..., :head]
+            return self._kernel(query, key, value, lower_right(count, keys, query.device) if before else None)[..., :head]
         parts = []
         for first in range(0, count, window):  # a window of queries sees itself and the window before
             rows = slice(first, min(first + window, count))
@@ -185,6 +184,15 @@ def band(offset: int, rows: int, keys: int, window: int, device: torch.device) -
     query = torch.arange(offset, offset + rows, device=device)[:, None]
     key = torch.arange(keys, device=device)
     return (key <= query) & (key > query - window)
+
+
+def lower_right(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Returns the mask with which the last query sees the last key, as the fast kernels of a device know it."""
+    if device.type == "cpu":  # it would become this one, and its module imports all of torch's compiler, as long as torch itself takes
+        return band(keys - queries, queries, keys, keys, device)
+    from torch.nn.attention.bias import causal_lower_right
+
+    return causal_lower_right(queries, keys)
 
 
 @kept

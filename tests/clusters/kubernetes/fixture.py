@@ -22,6 +22,7 @@ import yaml
 
 from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.config.schema import ContainerConfig
+from tests import warm
 from tests.clusters import shared
 from tests.clusters.kubernetes import Cluster, Host, OwnCluster, node, obstacle, packages
 from tests.clusters.kubernetes.control_plane import CURRENT, ControlPlane, connect
@@ -29,6 +30,8 @@ from tests.clusters.kubernetes.played import TAINT
 from tests.clusters.slurm.process import wait_for
 
 PROJECT = Path(__file__).resolve().parents[3]
+PYTHON = f"{sys.prefix}/bin/python"
+"""The interpreter of pods that nothing is forked for."""
 
 
 @dataclass
@@ -106,16 +109,18 @@ class Kubernetes:
         return path
 
     def cluster(self, namespace: str, **settings: Any) -> KubernetesCluster:
-        """Pods that really run the trainer of this checkout."""
+        """Pods that really run the trainer of this checkout, warm on our own node."""
         host = Host(PROJECT)
-        container = ContainerConfig(image=self.image, mounts=host.mounts, workdir=str(PROJECT))
+        python = warm.python() if self.own else PYTHON
+        warmth = [f"{Path(python).parent}:{Path(python).parent}:ro"] if self.own else []
+        container = ContainerConfig(image=self.image, mounts=[*host.mounts, *warmth], workdir=str(PROJECT))
         common = {
             "workload": "pods",
             "spread": False,  # there is one real node
             "gpu_resource": None,
             "shared_memory": "256Mi",
             "grace_seconds": 5,
-            "python": f"{sys.prefix}/bin/python",
+            "python": python,
         }
         real: dict[str, Any] = {"node_selector": {"real": "true"}} if self.own else {}
         if not host.readable:
@@ -162,7 +167,7 @@ def run_inside(kubernetes: Kubernetes, namespace: str, job: dict[str, Any], word
     places = {"KUBERNETES_SERVICE_HOST": kubernetes.own.settings.gateway, "KUBERNETES_SERVICE_PORT": "443", "HOME": "/tmp"}
     mounts = [mount.split(":")[0] for mount in settings.container.mounts]
     container |= {
-        "image": settings.container.image, "command": [settings.python, "-m", "launcher"], "args": words, "workingDir": str(PROJECT),
+        "image": settings.container.image, "command": [PYTHON, "-m", "launcher"], "args": words, "workingDir": str(PROJECT),
         "env": [{"name": key, "value": value} for key, value in places.items()], "resources": {},
         "volumeMounts": [
             *({"name": f"host-{n}", "mountPath": path, "readOnly": True} for n, path in enumerate(mounts)),

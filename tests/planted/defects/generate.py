@@ -100,4 +100,18 @@ DEFECTS = [
         "return joining",
         TEXTS,
     ),
+    Defect(
+        "every rank imports torch's compiler at its start",
+        "trainer/models/attention.py",
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n",
+        "import torch.nn.attention.bias\nfrom torch.nn.attention import SDPBackend, sdpa_kernel\n",
+        "tests/backends/test_local.py -k compiler",
+    ),
+    Defect(
+        "a token behind others sees the first ones alone",
+        "trainer/models/attention.py",
+        "return band(keys - queries, queries, keys, keys, device)",
+        "return band(0, queries, keys, keys, device)",
+        "tests/trainer/test_attention.py -k last_query",
+    ),
 ]

@@ -106,4 +106,12 @@ DEFECTS = [
         "return record.world_size * held_s(record) / 3600",
         "tests/sweep/test_bill.py",
     ),
+    Defect(
+        "every job of a sweeper starts a fork server of its own",
+        "launcher/sweep/multirun.py",
+        "        records = run_sweep(name, points, settings, self.backends, [self._mirrors[settings.dir, name], command])\n",
+        "        with self.backends:\n"
+        "            records = run_sweep(name, points, settings, self.backends, [self._mirrors[settings.dir, name], command])\n",
+        "tests/sweep/test_multirun.py -k sweeper_is_given",
+    ),
 ]
