@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainer.shared.records.trial_files import CONFIG, RESULT, failure_file
 from trainer.shared.run.read import save, to_dict
@@ -162,16 +162,30 @@ def main() -> int:
         if not argv[0].endswith(".json"):
             return entry(argv)
         request = json.loads(Path(argv[0]).read_text())
-        module, _, function = request["call"].partition(":")
-        getattr(importlib.import_module(module), function)(discover(os.environ), Path(argv[2]), **request["arguments"])
+        called(request)(discover(os.environ), Path(argv[2]), **request["arguments"])
         return 0
+
+    class Server(ForkServer):
+        """Imports the module of a function, pytest included, once, instead of in each of its ranks."""
+
+        def _start(self, request: dict[str, Any]) -> None:
+            if request["config"].endswith(".json"):
+                called(json.loads(Path(request["config"]).read_text()))
+                gc.freeze()
+            super()._start(request)
 
     fork_server.GRACE_S = 8.0  # a busy machine lets peers of a failed rank say why
     preload(compiler=True)
     gc.freeze()  # as the fork server does, and for the same reason
     reply({"ready": True})
-    ForkServer(run).serve()
+    Server(run).serve()
     return 0
+
+
+def called(request: dict[str, Any]) -> Callable[..., Any]:
+    """The function that a request names."""
+    module, _, function = request["call"].partition(":")
+    return cast(Callable[..., Any], getattr(importlib.import_module(module), function))
 
 
 if __name__ == "__main__":
