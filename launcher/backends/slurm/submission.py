@@ -21,7 +21,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -110,7 +110,7 @@ class Submission:
         """Handles by job name; ``BackendError`` when Slurm stays silent for longer than is worth waiting."""
         intents = [(job, intent) for job in jobs if (intent := read_json(_intent_path(job))) is not None]
         folders = {_arrays(job) / intent["array"] for job, intent in intents}
-        ids = {folder.name: self.client.patiently(partial(self._known, folder)) for folder in folders}
+        ids = {folder.name: self.client.patiently(partial(self.known, folder)) for folder in folders}
         return {job.name: _handle(job, intent, known) for job, intent in intents if (known := ids[intent["array"]]) is not None}
 
     def _submit_together(self, requests: Sequence[Request], code: str, as_array: bool) -> dict[str, Handle]:
@@ -129,7 +129,7 @@ class Submission:
         after = f"afterany:{self._submitted[-in_a_row]}" if 0 < in_a_row <= len(self._submitted) else None
         write_text(folder / "array.sh", array_script(name, jobs, after, as_array))
         try:
-            identifier = self.client.patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
+            identifier = self.client.patiently(lambda: self.known(folder) or self.sbatch(folder, options(SlurmJobPlan(jobs[0]))))
         except (SubmissionRejected, QueueFull) as error:
             for job in jobs:
                 _intent_path(job).unlink(missing_ok=True)
@@ -141,17 +141,17 @@ class Submission:
         self._submitted.append(identifier)
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
-    def _sbatch(self, folder: Path, job: Job) -> str:
-        """Returns Slurm's id. Raises ``SubmissionRejected`` for a plain no alone: other answers may hide a job, for which ``_known``
-        asks."""
-        environment = submission_environment(os.environ, options(SlurmJobPlan(job)))
+    def sbatch(self, folder: Path, chosen: Mapping[str, str | None]) -> str:
+        """Submits ``array.sh`` of ``folder``, which has ``chosen`` options, and returns Slurm's id. Raises ``SubmissionRejected`` for a
+        plain no alone: other answers may hide a job, for which ``known`` asks."""
+        environment = submission_environment(os.environ, chosen)
         done = submit_script(folder, environment, lambda: self.client.hurried)
         if done.returncode < 0 or done.returncode > 128:  # flock returns 128 and the number of the signal
             raise SchedulerUnavailable("sbatch was killed before it said whether it submitted the job")
         if done.returncode:
             raise explain(done.stderr, self.client.cluster)
         ids = job_ids(done.stdout)
-        identifier = ids[0] if len(ids) == 1 else self._known(folder)
+        identifier = ids[0] if len(ids) == 1 else self.known(folder)
         if identifier is None:
             raise BackendError(
                 f"sbatch did not say which job it submitted (it said {plain(done.stdout) or 'nothing'!r}), and the queue has none of the "
@@ -159,7 +159,7 @@ class Submission:
             )
         return identifier
 
-    def _known(self, folder: Path) -> str | None:
+    def known(self, folder: Path) -> str | None:
         """Slurm's id of the array that was to be submitted from ``folder``; None if it never came to be."""
         with contextlib.suppress(FileNotFoundError):
             return (folder / "job_id").read_text()
