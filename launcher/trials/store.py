@@ -93,6 +93,7 @@ class Record:
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
+    expected: float | None = None  # while it waits: when its queue expects it to start, to the minute
     queue_clock: str | None = None  # when the attempt was submitted, as ``trainer.shared.run.steady`` marks it
     end_clock: str | None = None  # likewise: when its job was first seen to have ended, while words of its ranks were still missing
     nodes: tuple[str, ...] = ()

@@ -159,7 +159,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ENDS = [
     # files of the entry, the allocation's state, what that makes of the trial
-    ({}, JobState(Status.SUBMITTED, None, "waits: Priority"), Status.SUBMITTED, None, "waits: Priority"),
+    ({}, JobState(Status.SUBMITTED, None, "waits: Priority", expected=99.0), Status.SUBMITTED, None, "waits: Priority"),
     ({}, JobState(Status.RUNNING), Status.SUBMITTED, None, "waits: for nodes of its allocation"),
     ({"cancel": ""}, JobState(Status.SUBMITTED), Status.STOPPED, Reason.CANCELLED, "cancelled"),
     ({"started": "17 n[1-2]"}, JobState(Status.RUNNING), Status.RUNNING, None, ""),
@@ -190,7 +190,7 @@ def test_a_trial_is_judged_by_its_exit_code_and_without_one_by_its_allocation(
     for name, text in files.items():
         (place.folder / "jobs" / handle["entry"] / name).write_text(text)
     state = backend._state(handle, {place.folder: allocation})
-    assert (state.status, state.reason, state.detail) == (status, reason, words)
+    assert (state.status, state.reason, state.detail, state.expected) == (status, reason, words, allocation.expected)
     assert backend.find([job]) == {job.name: handle}
 
 

@@ -238,7 +238,7 @@ class SlurmAllocationBackend(SlurmBackend):
         if entry.cancelled and state.status is Status.SUBMITTED:  # nobody is there yet who could start it
             return JobState(Status.STOPPED, Reason.CANCELLED, "cancelled")
         waits = state.detail if state.status is Status.SUBMITTED else "waits: for nodes of its allocation"
-        return JobState(Status.SUBMITTED, None, waits)
+        return JobState(Status.SUBMITTED, None, waits, expected=state.expected)
 
     def _without_end(self, handle: Handle, state: JobState) -> JobState:
         """The state of a trial whose allocation has ended, and of whose end no file tells; one may still be on its way."""
