@@ -357,7 +357,8 @@ def cluster_of(record: Record, planned: ClusterConfig) -> ClusterConfig:
     """``planned``, except that a trial that is under way is followed where it was submitted, whatever the command says now."""
     if record.status not in UNDER_WAY:
         return planned
-    return dataclasses.replace(planned, **{name: record.cluster[name] for name in planned.found_by if name in record.cluster})
+    recorded = cluster_from_record(record.cluster)
+    return dataclasses.replace(planned, **{name: getattr(recorded, name) for name in planned.found_by if name in record.cluster})
 
 
 def recorded_run(record: Record) -> ResolvedTrainConfig:

@@ -136,4 +136,18 @@ DEFECTS = [
         "requeues=100,",
         STEPS_TESTS,
     ),
+    Defect(
+        "a connection that ssh cannot make is taken for an answer of Slurm",
+        "launcher/backends/slurm/login.py",
+        "if self.host is None or code != _SSH_FAILED:",
+        "if True:",
+        "tests/backends/test_slurm_ssh.py",
+    ),
+    Defect(
+        "a trial is asked about at the login node that the command names now",
+        "launcher/backends/slurm/cluster.py",
+        'found_by: ClassVar[tuple[str, ...]] = ("submit",)',
+        "found_by: ClassVar[tuple[str, ...]] = ()",
+        "tests/backends/test_slurm_ssh.py",
+    ),
 ]
