@@ -131,6 +131,7 @@ def _as_json(record: Record) -> dict[str, Any]:
         "status": record.status.value,
         "reason": record.reason.value if record.reason else None,
         "detail": record.detail,
+        "expected_start": record.expected if record.status is Status.SUBMITTED else None,
         "attempt": record.attempt,
         "step": step(record),
         "steps": total_steps(record),
@@ -145,7 +146,7 @@ def _as_json(record: Record) -> dict[str, Any]:
 
 
 def _show(console: Console, sweep: Sweep) -> None:
-    from launcher.trials.labels import heading, trial_labels
+    from launcher.trials.labels import expected_start, heading, trial_labels
 
     names = trial_labels(sweep.records)
     trials = [record for record in sweep.records if record.status is not Status.PRUNED]
@@ -153,7 +154,8 @@ def _show(console: Console, sweep: Sweep) -> None:
     console.print(f"pipeline {sweep.name}" if of_stages else f"sweep {heading(sweep.name, sweep.records)}", markup=False)
     if trials:
         console.print(fitted_table(_columns(trials, names), console.width, [_STYLES.get(record.status, "") for record in trials]))
-    said = [(f"{record.id}  {names[record.id]}", words) for record in trials if (words := one_line(record.detail))]
+    details = [(record, "; ".join(filter(None, [one_line(record.detail), expected_start([record])]))) for record in trials]
+    said = [(f"{record.id}  {names[record.id]}", words) for record, words in details if words]
     print_list(console, "Details:", said)
     pruned = [record for record in sweep.records if record.status is Status.PRUNED]
     print_list(console, "Pruned, and not run:", [(names[record.id], one_line(record.detail)) for record in pruned])

@@ -65,7 +65,7 @@ class ClusterConfig:
     Each backend has a class of its own, which states the abilities of its clusters.
     """
 
-    backend: str = key("local", "local, slurm or kubernetes")
+    backend: str = key("local", "local, slurm, slurm_allocation or kubernetes")
     nodes: int = key(1, "nodes of one trial", minimum=1, maximum=1_000_000)
     gpus_per_node: int = key(8, "ranks per node (GPUs, or CPU processes where there is none)", minimum=1, maximum=1000)
     hardware: HardwareConfig = key(HardwareConfig, "the device; conf/hardware")
@@ -126,7 +126,7 @@ class ClusterConfig:
 class LocalCluster(ClusterConfig):
     """Processes on this machine."""
 
-    backend: str = key("local", "local, slurm or kubernetes", choices=("local",))
+    backend: str = key("local", "local, slurm, slurm_allocation or kubernetes", choices=("local",))
     max_processes: Optional[int] = key(None, "ranks alive at once over all trials; null = nodes x gpus_per_node", minimum=1)
 
     passing: ClassVar[tuple[str, ...]] = (*ClusterConfig.passing, "max_processes")

@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from launcher.labels import one_line, shown
 from launcher.sweep.remaining import Pace, pace, remaining_s, sweep_left_s
-from launcher.trials.labels import duration, elapsed_s, newest_step, outcome, step, total_steps, trial_labels
+from launcher.trials.labels import duration, elapsed_s, expected_start, newest_step, outcome, step, total_steps, trial_labels
 from launcher.trials.store import Record
 from trainer.shared.records.outcome import Status
 
@@ -103,8 +103,12 @@ class LiveView:
 
     def _reasons(self) -> list[str]:
         """Returns the reasons for which trials wait, the commonest first."""
-        waiting = Counter(record.detail for record in self._records if record.status is Status.SUBMITTED and record.detail)
-        return [f"{count} waiting: {one_line(words.removeprefix('waits: '))}" for words, count in waiting.most_common(MOST_REASONS)]
+        waiting: dict[str, list[Record]] = {}
+        for record in self._records:
+            if record.status is Status.SUBMITTED and record.detail:
+                waiting.setdefault(record.detail, []).append(record)
+        commonest = sorted(waiting.items(), key=lambda item: -len(item[1]))[:MOST_REASONS]
+        return [f"{len(ours)} waiting: {one_line(words.removeprefix('waits: '))}{_first_start(ours)}" for words, ours in commonest]
 
     def _row(self, record: Record, learnt: Pace) -> LiveRow:
         made, total, running = step(record) or 0, total_steps(record), record.status is Status.RUNNING
@@ -160,6 +164,11 @@ def table(rows: Sequence[LiveRow], width: int) -> list[Text]:
         words = (" " * GAP).join([*fitted, *([_fit(notes[place], note)] if note else [])])
         made.append(Text(_fit(words, width).rstrip(), style="dim" if place == 0 else rows[place - 1].style))
     return made
+
+
+def _first_start(waiting: Sequence[Record]) -> str:
+    words = expected_start(waiting)
+    return f"; {'the first ' if len(waiting) > 1 else ''}{words}" if words else ""
 
 
 def _bar(share: float | None) -> str:

@@ -86,11 +86,12 @@ class Poller:
 
     def _record(self, trial: ActiveTrial, job: JobState) -> None:
         record = trial.record
-        seen = (job.status, job.started or record.started, job.nodes or record.nodes, job.detail)
-        if seen == (record.status, record.started, record.nodes, record.detail):
+        expected = None if job.expected is None else job.expected // 60 * 60
+        seen = (job.status, job.started or record.started, job.nodes or record.nodes, job.detail, expected)
+        if seen == (record.status, record.started, record.nodes, record.detail, record.expected):
             return
         changed = record.status is not job.status
-        record.status, record.started, record.nodes, record.detail = seen
+        record.status, record.started, record.nodes, record.detail, record.expected = seen
         self._state.store.save(record)
         if changed:
             self._state.tell(record)

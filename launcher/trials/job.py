@@ -64,4 +64,5 @@ class JobState:
     clearing_up: bool = False  # its processes have ended, and the backend cleans up after them
     waits_for_room: bool = False  # a gang that is not placed whole: what it holds already is idle until the rest is placed
     yields: bool = False  # such a gang, that holds what one before it waits for
+    expected: float | None = None  # unix seconds at which a queue expects a job to start that waits; it changes from poll to poll
     bad_nodes: tuple[str, ...] = ()  # those of ``nodes`` that are known to be at fault; the next attempts avoid them for a while

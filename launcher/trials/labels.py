@@ -99,6 +99,15 @@ def elapsed_s(record: Record) -> float | None:
     return None if began is None else max(0.0, (record.ended or time.time()) - began)
 
 
+def expected_start(records: Iterable[Record]) -> str:
+    """Returns when the queue expects the first of the trials that wait to start; empty where it does not say."""
+    at = min((r.expected for r in records if r.status is Status.SUBMITTED and r.expected is not None), default=0.0)
+    if at < time.time():
+        return ""
+    day = "" if time.localtime(at)[:3] == time.localtime()[:3] else time.strftime(" on %Y-%m-%d", time.localtime(at))
+    return f"expected to start{day} at {time.strftime('%H:%M', time.localtime(at))}"
+
+
 def duration(value: float | None) -> str:
     """``1:15`` or ``1:01:40``: minutes and seconds, hours where needed."""
     if value is None:

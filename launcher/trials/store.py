@@ -94,6 +94,7 @@ class Record:
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
+    expected: float | None = None  # while it waits: when its queue expects it to start, to the minute
     queue_clock: str | None = None  # when the attempt was submitted, as ``trainer.shared.run.steady`` marks it
     end_clock: str | None = None  # likewise: when its job was first seen to have ended, while words of its ranks were still missing
     nodes: tuple[str, ...] = ()
@@ -357,7 +358,8 @@ def cluster_of(record: Record, planned: ClusterConfig) -> ClusterConfig:
     """``planned``, except that a trial that is under way is followed where it was submitted, whatever the command says now."""
     if record.status not in UNDER_WAY:
         return planned
-    return dataclasses.replace(planned, **{name: record.cluster[name] for name in planned.found_by if name in record.cluster})
+    recorded = cluster_from_record(record.cluster)
+    return dataclasses.replace(planned, **{name: getattr(recorded, name) for name in planned.found_by if name in record.cluster})
 
 
 def recorded_run(record: Record) -> ResolvedTrainConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 import pytest
 
@@ -30,6 +31,8 @@ def accounted(*lines: str) -> JobState:
 ])  # fmt: skip
 def test_states_of_the_queue(state: str, status: Status) -> None:
     assert queued(state).status is status
+    begins = datetime(2026, 11, 20, 10, 13, 14).timestamp()  # by the queue: it has, or is expected to
+    assert (queued(state).expected if status is Status.SUBMITTED else queued(state).started) == begins
 
 
 @pytest.mark.parametrize(("state", "reason"), [

@@ -76,6 +76,19 @@ def test_reasons_of_a_queue_are_counted_below_the_rows() -> None:
         assert words[-2:] == [f"{len(records) - 1} waiting: Priority", "1 waiting: Resources"]
 
 
+def test_a_reason_says_when_the_first_of_its_trials_is_expected_to_start() -> None:
+    records = [record for record in drawn(random.Random(2), 150) if record.status is Status.SUBMITTED]
+    at = time.time() // 60 * 60 + 300
+    for place, record in enumerate(records):
+        record.detail, record.expected = "waits: Priority", [at + 600, at, None, 17.0][min(place, 3)]
+    del records[3:]
+    clock = f"{time.localtime(at).tm_hour:02}:{time.localtime(at).tm_min:02}"
+    (line,) = [line.plain for line in LiveView("demo", records).lines(120, 40) if "waiting: " in line.plain]
+    assert line.startswith("3 waiting: Priority; the first expected to start") and line.endswith(f"at {clock}")
+    records[1].expected = 17.0  # a time that has passed says nothing
+    assert not any("expected" in line.plain for line in LiveView("demo", records[1:]).lines(120, 40))
+
+
 def planned(number: int, status: Status, per_step: float | None, gone: float = 0.0) -> Record:
     record = Record(f"{number:012x}", Path("nowhere"), status, config={"run": {"steps": 10, "task": "train"}})
     record.predicted = None if per_step is None else {"step_time_s": per_step}

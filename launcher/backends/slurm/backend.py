@@ -64,7 +64,7 @@ class SlurmBackend(Backend):
         """Returns why Slurm refuses the job permanently; None if it accepts it or cannot be asked now."""
         client = Client(SlurmJobPlan(job).cluster)
         try:
-            script = self.render(job).text
+            script = self._submitted(job)
             client.test(script, self._environment(job))
         except ConfigError as error:
             return str(error)
@@ -74,6 +74,10 @@ class SlurmBackend(Backend):
             return _try_in_vain(client, script, self._environment(job)) if error.may_pass else str(error)
         return None
 
+    def _submitted(self, job: Job) -> str:
+        """Returns the script that sbatch gets for ``job``."""
+        return self.render(job).text
+
     def _environment(self, job: Job) -> dict[str, str]:
         """Returns the environment in which sbatch runs for the job."""
         return submission_environment(os.environ, options(SlurmJobPlan(job)))
@@ -82,11 +86,7 @@ class SlurmBackend(Backend):
         container, said = self._slurm.container, []
         if container.mounts and container.image is None:
             said.append("cluster.container.mounts do nothing without cluster.container.image")
-        if outer := os.environ.get("SLURM_JOB_ID"):
-            said.append(
-                f"this command runs inside of Slurm's job {outer}, whose nodes ({os.environ.get('SLURM_JOB_NODELIST', 'unknown')}) its "
-                "trials do not use: they are jobs of their own, and may wait for that one to end; leave the allocation (exit salloc) first"
-            )
+        said += self._of_outer_job()
         shared = sum(not SlurmJobPlan(job).exclusive for job in jobs)
         if shared and self._slurm.exclusive is None:
             said.append(
@@ -95,8 +95,25 @@ class SlurmBackend(Backend):
             )
         return said
 
+    def _of_outer_job(self) -> list[str]:
+        """Returns remarks on the job of Slurm's inside of which the command itself runs, if it does."""
+        if (outer := os.environ.get("SLURM_JOB_ID")) is None:
+            return []
+        return [
+            f"this command runs inside of Slurm's job {outer}, whose nodes ({os.environ.get('SLURM_JOB_NODELIST', 'unknown')}) its "
+            "trials do not use: they are jobs of their own, and may wait for that one to end; cluster=slurm_allocation runs them in it, "
+            "or leave it first (exit salloc)"
+        ]
+
+    def _plan(self, job: Job) -> SlurmJobPlan:
+        return SlurmJobPlan(job, self._code(job))
+
+    def _code(self, job: Job) -> Path | None:
+        """Returns the folder of the launcher's snapshot; None where the image brings the code."""
+        return self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None
+
     def render(self, job: Job) -> Request:
-        plan = SlurmJobPlan(job, self._snapshot.folder(_root(job)) if self._slurm.code == "snapshot" else None)
+        plan = self._plan(job)
         check_setup(tuple(plan.cluster.setup))
         check_setup(tuple(plan.cluster.setup_may_fail), "setup_may_fail")
         return Request(job, job_script(plan))
@@ -112,11 +129,15 @@ class SlurmBackend(Backend):
             raise BackendError(f"{error}; ask again later") from None
 
     def submit(self, requests: Sequence[Request]) -> list[Handle]:
+        return self._submission.submit(requests, self._write_code(requests))
+
+    def _write_code(self, requests: Sequence[Request]) -> str:
+        """Writes the code that the jobs run, where they take the launcher's, and returns its name."""
         if self._slurm.code == "image":
-            return self._submission.submit(requests, "image")
+            return "image"
         for root in {_root(request.job) for request in requests}:
             self._snapshot.write(root)
-        return self._submission.submit(requests, self._snapshot.digest)
+        return self._snapshot.digest
 
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
         return self._submission.find(jobs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TypeVar
 from launcher.backends.contract import BackendError
 from launcher.backends.slurm.cluster import SlurmCluster
 from launcher.backends.slurm.errors import QueueFull, SchedulerUnavailable, SubmissionRejected, explain
+from launcher.backends.slurm.login import Login
 from launcher.backends.waiting import pause_unless
 from trainer.shared.run.errors import ConfigError
 
@@ -73,6 +73,7 @@ class Client:
 
     def __init__(self, cluster: SlurmCluster):
         self.cluster = cluster
+        self.login = Login(cluster.submit)
         self.hurried = False  # every question is asked once; a plain flag, which a signal handler may set
 
     def output(self, *command: str, text: str = "", environment: Mapping[str, str] | None = None) -> str:
@@ -87,11 +88,14 @@ class Client:
     def _run(self, command: Sequence[str], text: str, environment: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
         try:
             done = subprocess.run(
-                command, env=environment or clean_environment(os.environ), capture_output=True, text=True, errors="replace",
-                input=text, timeout=ANSWER_SECONDS, start_new_session=True,  # a Ctrl-C is for us: the answer is still wanted
+                self.login.command(command), env=self.login.environment(dict(environment or clean_environment(os.environ))),
+                capture_output=True, text=True, errors="replace", input=text, timeout=ANSWER_SECONDS,
+                start_new_session=True,  # a Ctrl-C is for us: the answer is still wanted
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise SchedulerUnavailable(f"Slurm cannot be reached: {command[0]} did not answer within {ANSWER_SECONDS:g} s") from None
+        if failure := self.login.failure(done.returncode, done.stderr):
+            raise SchedulerUnavailable(failure)
         if done.returncode:
             raise explain(done.stderr, self.cluster)
         return done
@@ -148,19 +152,42 @@ class Client:
 
     def check(self) -> None:
         """Raises ``ConfigError`` if Slurm is not installed or does not answer."""
-        missing = [name for name in PROGRAMS if shutil.which(name) is None]
+        missing, host = self.login.lacking(PROGRAMS), self.login.host
         if missing:
             raise ConfigError(
-                f"cluster.backend=slurm, but this machine has no {missing[0]}; run this on a login node of the cluster, or "
-                "use cluster=local"
+                f"cluster.backend=slurm, but this machine has no {missing[0]}; run this on a login node of the cluster, name one with "
+                "cluster.submit.ssh=HOST, or use cluster=local"
             )
+        if missing is None:
+            self._check_login()
         named = os.environ.get("SLURM_CONF")
-        if named and not Path(named).exists():  # every command of Slurm would wait a minute for it
+        if host is None and named and not Path(named).exists():  # every command of Slurm would wait a minute for it
             raise ConfigError(f"SLURM_CONF={named} does not exist; correct or unset it")
         try:
             self.max_array_size  # noqa: B018 - asks the controller
         except SchedulerUnavailable as error:
             raise ConfigError(f"{error}; once it answers, start the same command again") from None
+
+    def _check_login(self) -> None:
+        """Raises ``ConfigError`` if the login node cannot be reached, or cannot do what is asked of it."""
+        named = f"cluster.submit.ssh={self.login.host}"
+        if self.cluster.python is None and not self.cluster.in_container:
+            raise ConfigError(f"{named}: the ranks cannot take this machine's Python; name the cluster's with cluster.python=PATH")
+        if self.cluster.env_inherit:
+            raise ConfigError(
+                f"{named}: variables of this machine do not reach the jobs (cluster.env_inherit={self.cluster.env_inherit}); use "
+                "cluster.env_from"
+            )
+        names = (*PROGRAMS, "flock")
+        try:
+            found = self.output(
+                "sh", "-c", 'for name in "$@"; do command -v "$name" >/dev/null && echo "has $name"; done; true', "sh", *names
+            )
+        except (SchedulerUnavailable, SubmissionRejected) as error:
+            raise ConfigError(str(error)) from None
+        for name in names:
+            if f"has {name}" not in found.splitlines():
+                raise ConfigError(f"{named}: commands over ssh find no {name} there; put it on the PATH of a shell that is not interactive")
 
 
 _INDEX = re.compile(r"_\d+$")

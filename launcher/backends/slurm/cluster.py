@@ -20,6 +20,17 @@ from trainer.shared.run.read import SECTION
 
 
 @dataclass
+class SubmitConfig:
+    """Where Slurm's commands run."""
+
+    ssh: Optional[str] = key(
+        None, "login node on which sbatch, squeue, sacct, scancel and scontrol run, as ssh knows it; null = this machine. The folder of the sweep "
+        "must have the same path here and there"
+    )
+    ssh_options: list[str] = key(list, "further options of ssh, one each: '-p2222', '-Jgateway', '-F/path/of/a/config'")
+
+
+@dataclass
 class SlurmCluster(ClusterConfig):
     """Jobs under Slurm. ``nodes`` and ``gpus_per_node`` become --nodes, --ntasks-per-node and the request for GPUs."""
 
@@ -80,6 +91,7 @@ class SlurmCluster(ClusterConfig):
     health_check: bool = key(
         False, "before each attempt, let every node prove its devices, memory and network; a bad node is named and avoided"
     )
+    submit: SubmitConfig = key(SubmitConfig, "where Slurm's commands run")
     poll_seconds: float = key(5.0, "seconds between questions to the controller, at least", minimum=0)
     linger_s: float = key(
         300.0, "seconds for which a job may continue after its result (a container is removed) before it is cancelled; one that only "
@@ -97,9 +109,10 @@ class SlurmCluster(ClusterConfig):
     passing: ClassVar[tuple[str, ...]] = (
         *ClusterConfig.passing,
         *("account", "qos", "time", "reservation", "dependency", "comment", "mail_type", "mail_user", "exclude"),
-        *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s", "env_from", "env_inherit"),
+        *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s", "env_from", "env_inherit", "submit"),
     )
     """A training continues from its checkpoints under another time limit or account."""
+    found_by: ClassVar[tuple[str, ...]] = ("submit",)
 
     @property
     def container_runtime(self) -> str:

@@ -48,6 +48,20 @@ class SlurmJobPlan:
         return self.cluster.gpu_request != "none" and self.per_node == self.cluster.gpus_per_node and self.fills_nodes
 
     @property
+    def requeues(self) -> int:
+        return self.cluster.requeues
+
+    @property
+    def step_options(self) -> list[str]:
+        """Returns further options of srun, as shell text: where the ranks go, if others run in the same job."""
+        return []
+
+    @property
+    def number(self) -> str:
+        """Returns a number, as shell arithmetic, that no other trial has that may run beside this one: the ranks' port is made of it."""
+        return "SLURM_JOB_ID * 7 + ${SLURM_RESTART_COUNT:-0}"
+
+    @property
     def saves(self) -> bool:
         """Returns whether it writes checkpoints. Runs without any get no warning signal; they may finish before the limit."""
         return self.job.config is None or bool(self.job.config["run"]["checkpoint"]["every"])

@@ -29,7 +29,7 @@ def job_script(plan: SlurmJobPlan) -> str:
     job, cluster, code = plan.job, plan.cluster, plan.code
     check_container(cluster.container)
     chosen = {"job-name": job.name, **options(plan), "output": "/dev/null"}
-    return _template("job.sh.jinja").render(
+    return template(Path(__file__).parent / "job.sh.jinja").render(
         directives="\n".join(directives(chosen, cluster)),
         trial=job.trial, attempt=job.attempt, directory=str(job.directory), world_size=job.world_size, per_node=plan.per_node,
         environment=plan.environment, inherits=cluster.env_inherit, names=plan.names,
@@ -37,7 +37,7 @@ def job_script(plan: SlurmJobPlan) -> str:
         folders=[path.source for path in plan.paths if path.written and path.path != str(job.directory)],
         setup=_lines("setup", cluster.setup), setup_may_fail=_lines("setup_may_fail", cluster.setup_may_fail), cpus=cluster.cpus,
         launch=cluster.starter, ranks=_ranks(plan), health=_health(plan) if cluster.health_check else "",
-        saves=plan.saves, requeues=cluster.requeues, codes=ExitCode,
+        saves=plan.saves, requeues=plan.requeues, number=plan.number, codes=ExitCode,
         env_from=cluster.env_from and str(Path(cluster.env_from).expanduser().absolute()),
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def array_script(name: str, jobs: Sequence[Job], after: str | None = None, as_ar
     chosen |= {"job-name": name, **({"array": array} if as_array else {}), "output": "/dev/null"}
     if after is not None:
         chosen["dependency"] = ",".join(filter(None, [chosen.get("dependency"), after]))
-    return _template("array.sh.jinja").render(
+    return template(Path(__file__).parent / "array.sh.jinja").render(
         directives="\n".join(directives(chosen, plan.cluster)), scripts=[str(job.request_path) for job in jobs], codes=ExitCode
     )
 
@@ -91,7 +91,8 @@ def _srun(plan: SlurmJobPlan, per_node: int, command: Sequence[Sequence[str]], w
     patience = ["--kill-on-bad-exit=0", f"--wait={wait}", "--unbuffered", "--distribution=block"]
     for text in cluster.srun_args:
         check_srun(text)
-    lines = [["srun", *size, *cpus, *patience], plan.container.srun, cluster.srun_args, plan.container.command, *command]
+    where = [Shell(option) for option in plan.step_options]
+    lines = [["srun", *size, *cpus, *patience], where, plan.container.srun, cluster.srun_args, plan.container.command, *command]
     quoted = [[word if isinstance(word, Shell) else shlex.quote(word) for word in line] for line in lines if line]
     return " \\\n  ".join(map(" ".join, quoted))
 
@@ -115,13 +116,14 @@ def _lines(key: str, lines: Sequence[str]) -> Sequence[str]:
 
 
 @cache
-def _template(name: str) -> Any:
+def template(path: Path) -> Any:
+    """Returns a template of a shell script, in which the filter ``sh`` quotes a value."""
     import jinja2
 
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    loader = jinja2.FileSystemLoader(path.parent)
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     environment.filters["sh"] = shlex.quote
-    return environment.get_template(name)
+    return environment.get_template(path.name)
 
 
 @cache

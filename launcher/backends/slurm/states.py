@@ -101,7 +101,7 @@ class QueueEntry:
     name: str
     state: str  # PENDING, RUNNING, ..., without what Slurm appends ("CANCELLED by 0")
     reason: str = ""  # why it waits
-    started: float | None = None
+    started: float | None = None  # for one that waits: when the queue expects it to start
     nodes: str = ""  # as Slurm writes them: n[1-2]
     restarts: int = 0
     exit_code: int = 0
@@ -121,7 +121,7 @@ def judge(row: QueueEntry, attempt: int) -> JobState:
         if (why := _never(row.reason)) is not None:
             return JobState(Status.FAILED, *why, attempt=attempt)
         again = "put back into the queue; " if row.restarts else ""
-        return JobState(Status.SUBMITTED, None, again + waits_for(row.reason), attempt=attempt)
+        return JobState(Status.SUBMITTED, None, again + waits_for(row.reason), attempt=attempt, expected=row.started)
     if not row.ended:
         nodes = () if row.state == "COMPLETING" else tuple(expand(row.nodes))  # while a job completes, nodes leave it one by one
         halted = "suspended by Slurm, or its staff: its steps take as much longer" if row.state in HALTED else ""

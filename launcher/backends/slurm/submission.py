@@ -21,7 +21,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -29,6 +29,7 @@ from typing import IO, Any, TypeVar
 from launcher.backends.contract import BackendError, NoRoom, Request
 from launcher.backends.slurm.client import ANSWER_SECONDS, Client, job_ids, submission_environment
 from launcher.backends.slurm.errors import NoArray, QueueFull, SchedulerUnavailable, SubmissionRejected, explain, plain
+from launcher.backends.slurm.login import Login
 from launcher.backends.slurm.options import options
 from launcher.backends.slurm.plan import SlurmJobPlan
 from launcher.backends.slurm.script import array_script
@@ -37,7 +38,8 @@ from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json, write_text
 
 T = TypeVar("T")
-
+_NO_LOCK = 66
+"""flock's exit code for a file that it cannot open (EX_NOINPUT)."""
 
 _LOOK_SECONDS = 0.1
 """Seconds between checks whether an sbatch has ended or nobody waits for it any more."""
@@ -49,13 +51,17 @@ _EARLIER_SECONDS = 60.0
 """Seconds for an sbatch of an earlier start before the user is told."""
 
 
-def submit_script(folder: Path, environment: dict[str, str], given_up: Callable[[], bool]) -> subprocess.CompletedProcess[str]:
+def submit_script(
+    folder: Path, environment: dict[str, str], given_up: Callable[[], bool], login: Login
+) -> subprocess.CompletedProcess[str]:
     """Returns sbatch's answer to ``array.sh`` in ``folder``. Raises ``SchedulerUnavailable`` if it outlives ``given_up``, or hangs and is
     killed. It has a session of its own: a Ctrl-C must not leave a job that nobody knows of."""
-    command = ["flock", str(folder / "lock"), "sbatch", "--parsable", str(folder / "array.sh")]
+    if login.host is not None:
+        (folder / "lock").touch()  # seen here at once, whenever a network file system shows that of the login node
+    command = login.command(["flock", str(folder / "lock"), "sbatch", "--parsable", str(folder / "array.sh")])
     process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        start_new_session=True,
+        command, env=login.environment(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
     left, begin = _GRACE_SECONDS, time.monotonic()
     while True:
@@ -110,7 +116,7 @@ class Submission:
         """Handles by job name; ``BackendError`` when Slurm stays silent for longer than is worth waiting."""
         intents = [(job, intent) for job in jobs if (intent := read_json(_intent_path(job))) is not None]
         folders = {_arrays(job) / intent["array"] for job, intent in intents}
-        ids = {folder.name: self.client.patiently(partial(self._known, folder)) for folder in folders}
+        ids = {folder.name: self.client.patiently(partial(self.known, folder)) for folder in folders}
         return {job.name: _handle(job, intent, known) for job, intent in intents if (known := ids[intent["array"]]) is not None}
 
     def _submit_together(self, requests: Sequence[Request], code: str, as_array: bool) -> dict[str, Handle]:
@@ -129,7 +135,7 @@ class Submission:
         after = f"afterany:{self._submitted[-in_a_row]}" if 0 < in_a_row <= len(self._submitted) else None
         write_text(folder / "array.sh", array_script(name, jobs, after, as_array))
         try:
-            identifier = self.client.patiently(lambda: self._known(folder) or self._sbatch(folder, jobs[0]))
+            identifier = self.client.patiently(lambda: self.known(folder) or self.sbatch(folder, options(SlurmJobPlan(jobs[0]))))
         except (SubmissionRejected, QueueFull) as error:
             for job in jobs:
                 _intent_path(job).unlink(missing_ok=True)
@@ -141,17 +147,25 @@ class Submission:
         self._submitted.append(identifier)
         return {job.name: _handle(job, intent, identifier) for job, intent in zip(jobs, intents)}
 
-    def _sbatch(self, folder: Path, job: Job) -> str:
-        """Returns Slurm's id. Raises ``SubmissionRejected`` for a plain no alone: other answers may hide a job, for which ``_known``
-        asks."""
-        environment = submission_environment(os.environ, options(SlurmJobPlan(job)))
-        done = submit_script(folder, environment, lambda: self.client.hurried)
+    def sbatch(self, folder: Path, chosen: Mapping[str, str | None]) -> str:
+        """Submits ``array.sh`` of ``folder``, which has ``chosen`` options, and returns Slurm's id. Raises ``SubmissionRejected`` for a
+        plain no alone: other answers may hide a job, for which ``known`` asks."""
+        environment = submission_environment(os.environ, chosen)
+        login = self.client.login
+        done = submit_script(folder, environment, lambda: self.client.hurried, login)
+        if failure := login.failure(done.returncode, done.stderr):
+            raise SchedulerUnavailable(failure)  # it may have been submitted all the same
+        if login.host is not None and ("Unable to open file" in done.stderr or done.returncode == _NO_LOCK):
+            raise SubmissionRejected(
+                f"cluster.submit.ssh={login.host} has no {folder}: the folder of the sweep (sweep.dir) must be one that this machine and "
+                "the cluster share, under the same path"
+            )
         if done.returncode < 0 or done.returncode > 128:  # flock returns 128 and the number of the signal
             raise SchedulerUnavailable("sbatch was killed before it said whether it submitted the job")
         if done.returncode:
             raise explain(done.stderr, self.client.cluster)
         ids = job_ids(done.stdout)
-        identifier = ids[0] if len(ids) == 1 else self._known(folder)
+        identifier = ids[0] if len(ids) == 1 else self.known(folder)
         if identifier is None:
             raise BackendError(
                 f"sbatch did not say which job it submitted (it said {plain(done.stdout) or 'nothing'!r}), and the queue has none of the "
@@ -159,14 +173,17 @@ class Submission:
             )
         return identifier
 
-    def _known(self, folder: Path) -> str | None:
+    def known(self, folder: Path) -> str | None:
         """Slurm's id of the array that was to be submitted from ``folder``; None if it never came to be."""
         with contextlib.suppress(FileNotFoundError):
             return (folder / "job_id").read_text()
         if not (folder / "lock").exists():
             return None  # sbatch was never run
-        with (folder / "lock").open() as lock:
-            self._await(lock)
+        if self.client.login.host is None:
+            with (folder / "lock").open() as lock:
+                self._await(lock)
+        else:
+            self._await_there(folder / "lock")
         queue = self.client.answer("squeue", "--noheader", "--states=all", f"--name={folder.name}", "--format=%F")
         identifier = _first_id("squeue", queue) or self._in_accounts(folder.name)
         if identifier is not None:
@@ -184,6 +201,13 @@ class Submission:
             if time.monotonic() - begin > (_GRACE_SECONDS if self.client.hurried else _EARLIER_SECONDS):
                 raise SchedulerUnavailable("an sbatch that an earlier start ran has not ended yet")
             time.sleep(_LOOK_SECONDS)
+
+    def _await_there(self, lock: Path) -> None:
+        """Likewise, of an sbatch on the login node. A folder that the login node does not have holds none."""
+        seconds = _GRACE_SECONDS if self.client.hurried else min(_EARLIER_SECONDS, ANSWER_SECONDS / 2)
+        script = '[ -e "$1" ] || { echo free; exit 0; }; flock --timeout "$2" "$1" echo free || echo held'
+        if self.client.answer("sh", "-c", script, "sh", str(lock), str(int(seconds))).split()[-1:] != ["free"]:
+            raise SchedulerUnavailable("an sbatch that an earlier start ran has not ended yet")
 
     def _in_accounts(self, name: str) -> str | None:
         if not self.client.accounts:

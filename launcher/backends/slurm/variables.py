@@ -16,7 +16,7 @@ OWN = {
     *RANKS,
     *(f"trireme_{name}" for name in (
         "trial", "attempt", "log", "snapshot", "code", "line", "nodes", "name", "as_rank", "as_node", "rest", "warned", "ended", "ranks",
-        "interrupted", "pause", "options",
+        "interrupted", "pause", "options", "number",
     )),
     "IFS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
     "UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO",  # bash lets nobody set them

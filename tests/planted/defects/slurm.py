@@ -11,6 +11,10 @@ STATES, SCRIPT, SUBMISSION = (
 )
 TEMPLATE = "launcher/backends/slurm/job.sh.jinja"
 WORDS = "tests/backends/test_slurm_words.py tests/backends/test_slurm_script.py"
+ALLOCATION_BACKEND, ALLOCATION_FILES, ALLOCATION_STEPS = (
+    f"launcher/backends/slurm_allocation/{name}.py" for name in ("backend", "allocation", "steps")
+)
+STEPS_TESTS = "tests/backends/test_slurm_allocation.py"
 
 DEFECTS = [
     Defect(
@@ -103,5 +107,47 @@ DEFECTS = [
         '"index": index if as_array else None,',
         '"index": 0 if as_array else None,',
         "tests/backends/test_slurm_odd_answers.py",
+    ),
+    Defect(
+        "a trial that was done before it could be cancelled counts as cancelled",
+        ALLOCATION_BACKEND,
+        "if code is not None and entry.cancelled and code != 0:",
+        "if code is not None and entry.cancelled:",
+        STEPS_TESTS,
+    ),
+    Defect(
+        "a trial fails for good because the time of its allocation is over",
+        ALLOCATION_STEPS,
+        "return Status.FAILED, Reason.PREEMPTED,",
+        "return Status.FAILED, Reason.TIME_LIMIT,",
+        STEPS_TESTS,
+    ),
+    Defect(
+        "a trial that was never handed over is found",
+        ALLOCATION_FILES,
+        "return handle if entry_of(handle).exists else None",
+        "return handle",
+        STEPS_TESTS,
+    ),
+    Defect(
+        "a trial puts the whole allocation back into the queue",
+        "launcher/backends/slurm/script.py",
+        "requeues=plan.requeues,",
+        "requeues=100,",
+        STEPS_TESTS,
+    ),
+    Defect(
+        "a connection that ssh cannot make is taken for an answer of Slurm",
+        "launcher/backends/slurm/login.py",
+        "if self.host is None or code != _SSH_FAILED:",
+        "if True:",
+        "tests/backends/test_slurm_ssh.py",
+    ),
+    Defect(
+        "a trial is asked about at the login node that the command names now",
+        "launcher/backends/slurm/cluster.py",
+        'found_by: ClassVar[tuple[str, ...]] = ("submit",)',
+        "found_by: ClassVar[tuple[str, ...]] = ()",
+        "tests/backends/test_slurm_ssh.py",
     ),
 ]
