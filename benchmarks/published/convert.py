@@ -10,6 +10,7 @@ from benchmarks.published import inference
 from benchmarks.published.layout import layout_cells
 from benchmarks.published.machine import machine_cells
 from benchmarks.published.model import model_cells
+from benchmarks.published.pairs import recipe_cells
 from benchmarks.published.raw import RawRow, read
 from benchmarks.published.sources import Source, source_of
 from benchmarks.published.step_time import step_seconds
@@ -26,6 +27,8 @@ STATED_BY = {
     "shard_params": "zero_stage_or_sharding", "shard_grads": "zero_stage_or_sharding", "shard_optimizer": "zero_stage_or_sharding",
 }  # fmt: skip
 """Columns that are assumed where the published column is blank."""
+FROM_RECIPES = {name: name for name in ("layers", "hidden", "seq")}
+"""Further columns that a recipe fills."""
 BY_NAME = ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers", "latent_queries", "latent_keys")
 """Columns of mixtures of experts: from public model cards, by the model's name."""
 
@@ -42,6 +45,7 @@ def converted(path: str | Path) -> tuple[list[dict[str, Any]], Mapping[str, Tabl
 
 def canonical(row: RawRow) -> dict[str, Any]:
     """The canonical cells of a row."""
+    printed, row = row, row.filled(recipe_cells(row))
     source = source_of(row)
     cells: dict[str, Any] = {"source": row.source or None, "model": row.text("model") or None}
     cells |= model_cells(row, source) | machine_cells(row) | layout_cells(row, source)
@@ -49,7 +53,7 @@ def canonical(row: RawRow) -> dict[str, Any]:
     seconds, made_of = step_seconds(row, _shape(cells))
     peak = row.number_of("peak_mem_gb")
     cells |= {"step_time_s": seconds, "peak_memory_gb": peak, "memory_counts": source.reports, "oom": row.yes("oom")}
-    assumed = assumptions(row, source, cells) | ({"step_time_s": made_of} if made_of else {})
+    assumed = assumptions(printed, source, cells) | ({"step_time_s": made_of} if made_of else {})
     cells["assumed"] = "; ".join(f"{name} ({why})" for name, why in assumed.items()) or "none"
     return {name: cells[name] for name in COLUMNS}
 
@@ -63,6 +67,7 @@ def assumptions(row: RawRow, source: Source, cells: Mapping[str, Any]) -> dict[s
         found["vocab"] = "usual of the source"
     for name in ("tied", "dropout"):
         found[name] = "usual of the source" if getattr(source, name) is not None else "usual of the family"
+    found |= {name: "the source's recipe" for name, raw in (FROM_RECIPES | STATED_BY).items() if raw in recipe_cells(row)}
     if row.text("arch") == "moe":
         found |= {name: "model card, or notes" for name in (*BY_NAME, "ffn", "head_width") if cells[name]}
     if tuning := tuning_of(row):

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from benchmarks.published.pairs import pair_cells
 from benchmarks.published.raw import RawRow
 from benchmarks.published.sources import Source
 from benchmarks.published.tuned import tuning_of
@@ -32,8 +33,8 @@ def model_cells(row: RawRow, source: Source) -> dict[str, Any]:
     """Cells of the model; None where they are not known, as of architectures that the cost model does not have."""
     cells: dict[str, Any] = {name: row.whole(name) for name in ("layers", "hidden", "seq", "heads", "kv_heads", "ffn", "vocab")}
     arch = row.text("arch") or ("llama" if "llama" in row.text("model").lower() else "gpt")
-    cells["family"] = {"gpt": "gpt", "llama": "llama", "moe": "llama"}.get(arch)
-    hidden, llama = cells["hidden"], arch != "gpt"
+    cells["family"] = {"gpt": "gpt", "llama": "llama", "moe": "llama", "t5": "t5"}.get(arch)
+    hidden, llama = cells["hidden"], arch not in ("gpt", "t5")
     experts, inner = _experts(row) if arch == "moe" else (Experts(0, 0, 0), None)
     if hidden:
         cells["heads"] = cells["heads"] or likely_heads(hidden)
@@ -43,6 +44,7 @@ def model_cells(row: RawRow, source: Source) -> dict[str, Any]:
     latent = LATENT if arch == "moe" and re.search("deepseek|kimi", row.text("model"), re.IGNORECASE) else LatentAttention(0, 0)
     cells["head_width"] = 128.0 if latent.query_rank else _head_width(row, hidden, cells["heads"]) if hidden else None
     cells["tied"] = not llama if source.tied is None else source.tied
+    cells |= pair_cells(row)
     tuning = tuning_of(row)
     cells |= {
         "dropout": source.dropout and not llama,

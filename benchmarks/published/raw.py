@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +74,10 @@ class RawRow:
     def yes(self, name: str) -> bool | None:
         """A cell that says yes or no."""
         return {"yes": True, "no": False}.get(self.text(name).lower())
+
+    def filled(self, cells: Mapping[str, str]) -> RawRow:
+        """The row with ``cells`` where its own are blank."""
+        return RawRow(self.number, {**cells, **self.cells})
 
     @property
     def source(self) -> str:

@@ -29,6 +29,8 @@ def step_seconds(row: RawRow, shape: Shape | None) -> tuple[float | None, str]:
     or ran out of memory."""
     if row.yes("oom"):
         return None, ""
+    if re.search(r"deterministic mode", row.notes, re.IGNORECASE):
+        return None, "left out: deterministic kernels and collectives"  # no profile has their times; memory is as ever
     batch, gpus, by_tokens = row.whole("gbs"), row.whole("gpus"), _from_tokens(row)
     if step := row.number_of("step_time_s"):
         if by_tokens and max(step / by_tokens, by_tokens / step) > AGREES and not re.search(FEWER, row.notes, re.IGNORECASE):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cost.inputs.layouts import BALANCES
+from launcher.cost.inputs.shape import CHOSEN
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError, listed, nearest
 from trainer.shared.run.schema import RATED, RECOMPUTE, SCHEDULES, TARGETS
@@ -106,6 +107,14 @@ COLUMNS = {
         TableColumn("dense_layers", "leading blocks with an ordinary MLP", "size"),
         TableColumn("latent_queries", "rank of the latent of queries (multi-head latent attention); 0 = none", "size"),
         TableColumn("latent_keys", "rank of the latent of keys and values", "size"),
+        TableColumn("encoder_layers", "of the blocks, those of an encoder, which reads seq tokens; 0 = one stack", "size", absent="0"),
+        TableColumn("decoder_seq", "tokens that the blocks behind an encoder write; 0 = one stack", "size", absent="0"),
+        TableColumn(
+            "model_changes",
+            f"keys of the model ({', '.join(CHOSEN)}) in which it differs from its family: norm=layer biases=[qkv,output] ..., or none",
+            "text",
+            absent="none",
+        ),
         # the machine
         TableColumn("hardware", "device: a file of conf/hardware, or of runs/hardware", "text"),
         TableColumn("gpus", "devices"),

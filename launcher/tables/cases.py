@@ -17,12 +17,14 @@ from launcher.config.yaml_text import read_yaml
 from launcher.cost.inputs.constants import Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
-from launcher.cost.inputs.shape import ADAPTED, SIZES, Experts, LatentAttention, Shape, family_traits
+from launcher.cost.inputs.shape import ADAPTED, CHOSEN, SIZES, Experts, LatentAttention, Shape, family_traits
 from launcher.cost.known import cells_of
 from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
-from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, RunConfig
+from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.errors import ConfigError, nearest
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.schema import RECOMPUTE, SCHEDULES, ModelConfig, RunConfig
 
 LAYOUT = ("tensor", "pipeline", "virtual_pipeline", "data", "context", "expert", "micro_batch", "sequence_parallel", "recompute_every")
 SHARDS = ("params", "grads", "optimizer")
@@ -85,14 +87,14 @@ def _check(row: MeasuredRun, shape: Shape, layout: np.void) -> None:
 
 
 def shape_of(row: MeasuredRun) -> Shape:
-    """The model of a row."""
-    family = row.known("family")
+    """The model of a row. Raises ``Unanswerable`` where it is not known, ``ConfigError`` for a wrong change."""
     experts = Experts(*map(row.known, ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers")))
     latent = LatentAttention(row.known("latent_queries"), row.known("latent_keys"))
     sizes = {name: row.known(name) for name in SIZES}
     shape = Shape(
         **sizes,
-        **family_traits(family, sizes["seq"]),
+        **family_traits(_configured(row)),
+        inner_dropout=row.known("dropout") and row.known("encoder_layers") > 0,
         tied=row.known("tied"),
         dropout=row.known("dropout"),
         text=row.known("text"),
@@ -103,6 +105,22 @@ def shape_of(row: MeasuredRun) -> Shape:
         latent=latent if latent.query_rank else None,
     )
     return dataclasses.replace(shape, added=shape.low_rank_parameters)
+
+
+def _configured(row: MeasuredRun) -> ModelConfig:
+    """Family, stacks and choices of a row's model."""
+    keys: dict[str, Any] = {name: row.known(name) for name in ("family", "layers", "seq", "encoder_layers", "decoder_seq")}
+    if not keys["encoder_layers"] < keys["layers"]:
+        raise Unanswerable("no block is left behind the encoder")
+    if {FAMILIES[keys["family"]].encoder_decoder} != {keys["encoder_layers"] > 0, keys["decoder_seq"] > 0}:
+        raise Unanswerable("encoder_layers and decoder_seq are above 0 for an encoder and its decoder, and for nothing else")
+    try:
+        changes = changes_of(row["model_changes"] or "none", "model_changes")
+        if unknown := next((name for name in changes if name not in CHOSEN), None):
+            raise ConfigError(f"unknown key model_changes: model.{unknown}{nearest(unknown, CHOSEN)} (known: {', '.join(CHOSEN)})")
+        return from_dict(ModelConfig, keys | changes, "model_changes: model.")
+    except ConfigError as error:
+        raise ConfigError(f"row {row.number}: {error}") from None
 
 
 def layout_of(row: MeasuredRun) -> np.void:
@@ -137,30 +155,34 @@ def machine_of(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> CostMod
 def trainer_of(row: MeasuredRun, device: Device) -> TrainerProfile:
     """Returns the profile of a row's trainer with the row's changes. Raises ``ConfigError`` for an unknown profile or a wrong change."""
     base = as_run(profile(row["trainer"] or UNKNOWN), RunConfig(), device)
-    words = row["trainer_changes"]
     try:
-        return base if words in (None, "none") else _changed(base, words)
+        return _changed(base, row["trainer_changes"] or "none")
     except ConfigError as error:
         raise ConfigError(f"row {row.number}: {error}") from None
 
 
 @cache
 def _changed(base: TrainerProfile, words: str) -> TrainerProfile:
-    return changed(base, changes_of(words), "trainer_changes: trainer.")
+    changes = changes_of(words, "trainer_changes")
+    return changed(base, changes, "trainer_changes: trainer.") if changes else base
 
 
-def changes_of(words: str) -> dict[str, Any]:
-    """``overlap.tensor=all overlap.gradients=false`` as keys and values. ``ConfigError`` for a value that cannot be read."""
-    return {name: _value(name, value) for name, _, value in (word.partition("=") for word in words.split())}
+def changes_of(words: str, column: str) -> dict[str, Any]:
+    """``overlap.tensor=all overlap.gradients=false`` as keys and values, ``none`` as no keys. ``ConfigError`` for a value that cannot be
+    read."""
+    named = () if words == "none" else words.split()
+    return {name: _value(column, name, value) for name, _, value in (word.partition("=") for word in named)}
 
 
-def _value(name: str, text: str) -> Any:
+def _value(column: str, name: str, text: str) -> Any:
     import yaml
 
     try:
+        if not text:
+            raise ValueError(name)
         return read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(
-            f"trainer_changes has {name}={text}, whose value cannot be read; write keys of a profile as in overlap.gradients=false, with "
-            "blanks between them alone, or none"
+            f"{column} has {name}={text}, whose value cannot be read; write keys as in overlap.gradients=false, with blanks between them "
+            "alone, or none"
         ) from None

@@ -26,7 +26,7 @@ from launcher.tables import canonical
 from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
 from launcher.tables.metrics import Errors, Verdicts, by_cell, check_unit
 from launcher.tables.predictions import stacked
-from trainer.shared.run.schema import RATED
+from trainer.shared.run.schema import RATED, ModelConfig
 
 MODES = ("static", "closed", "open")
 _SHARED = ("source", "model", "family", "layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "tied")
@@ -137,7 +137,7 @@ def is_inference(path: str | Path) -> bool:
 
 def shape_of(row: MeasuredRun) -> Shape:
     """The model of a row."""
-    traits = family_traits(row.known("family"), 1)
+    traits = family_traits(ModelConfig(row.known("family"), seq=1))
     names = ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab")
     sizes = {name: row.known(name) for name in names}
     return Shape(**sizes, seq=1, gated=traits["gated"], tied=bool(row["tied"]), biases=traits["biases"])

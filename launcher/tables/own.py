@@ -8,11 +8,13 @@ from typing import Any
 from launcher.config.schema import ClusterConfig, HardwareConfig
 from launcher.config.trainers import OWN, profile
 from launcher.cost.inputs.device import Device
-from launcher.cost.inputs.shape import Shape
+from launcher.cost.inputs.shape import CHOSEN, Shape
 from launcher.cost.prediction import as_run
 from launcher.tables.canonical import COLUMNS, written
+from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import LayoutConfig, TrainConfig
+from trainer.shared.run.rules import resolve_model
+from trainer.shared.run.schema import LayoutConfig, ModelConfig, TrainConfig
 
 ORDER = LayoutConfig().order
 
@@ -39,6 +41,9 @@ def own_row(
         **{key: getattr(layout, key) for key in ("tensor", "pipeline", "virtual_pipeline", "data", "context", "expert")},
         **{key: getattr(layout, key) for key in ("micro_batch", "schedule", "sequence_parallel", "recompute", "recompute_every")},
         **{f"shard_{key}": getattr(layout.sharding, key) for key in ("params", "grads", "optimizer")},
+        "encoder_layers": shape.encoder_layers,
+        "decoder_seq": shape.decoder_seq,
+        "model_changes": _choices(config.model),
         "head_width": float(shape.head_width),
         "dropout": shape.dropout,
         "adapters": config.tune.method != "full",
@@ -61,6 +66,14 @@ def own_row(
     if layout.recompute_layers == 0:
         cells["recompute"] = "none"
     return cells
+
+
+def _choices(model: ModelConfig) -> str:
+    """What a model does otherwise than its family."""
+    chosen = {name: getattr(resolve_model(model), name) for name in CHOSEN}
+    others = {name: value for name, value in chosen.items() if value != FAMILIES[model.family].default(name)}
+    words = {name: f"[{','.join(value)}]" if isinstance(value, list) else value for name, value in others.items()}
+    return " ".join(f"{name}={value}" for name, value in words.items()) or "none"
 
 
 def _changes(config: TrainConfig, cluster: ClusterConfig) -> str:

@@ -46,6 +46,14 @@ def test_wrong_changes_of_a_trainer_name_their_row(words: str, capsys: pytest.Ca
     assert err.startswith("error: row 2: ") and "overlap.gradi" in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", ["nrm=layer", "norm", "norm=soft", "biases=[qvk]", "hidden=64", "norm=["])
+def test_wrong_changes_of_a_model_name_their_row(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", planted("model_changes", words)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: row 2: ") and f"model_changes: model.{words.split('=')[0]}" in err.replace(" has ", ": model.")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("column", "value", "most"), [("gpus", "1000000000000000", "below 1e+09"), ("step_time_s", "1e308", "below 1e+18")]
 )

@@ -21,6 +21,8 @@ RUNS = (
     ["recipe=gpt3_1.3b", "run.moments=bf16"],
     ["recipe=gpt3_5b", "layout.tensor=2", "layout.sequence_parallel=true", "run.async_tensor=true"],
     ["recipe=llama_7b_lora", "tune.targets=[qkv,down]", "tune.rank=8"],
+    ["recipe=gpt3_1.3b", "model.norm=rms", "model.biases=[qkv]", "model.positions=rotary"],
+    ["recipe=t5_3b", "model.encoder_layers=20", "model.decoder_seq=200", "model.activation=gelu"],
 )
 
 

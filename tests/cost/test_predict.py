@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -175,46 +173,3 @@ def test_the_heads_weight_gradient_waits_only_where_one_chunk_has_all_logits() -
 
 def _seconds(spans: list[Span], kind: Kind) -> float:
     return sum(span.end - span.start for span in spans if span.action.kind is kind)
-
-
-def t5(layers: int, hidden: int, ffn: int, heads: int, vocab: int) -> ModelConfig:
-    """A model of NeMo Megatron's T5 and mT5: scaled attention, learned positions, LayerNorm, biases; 512 tokens read and 128 written."""
-    biased: dict[str, Any] = {"positions": "learned", "norm": "layer", "biases": ["qkv", "output", "up", "down"], "tied": True}
-    widths: dict[str, Any] = {"hidden": hidden, "ffn": ffn, "heads": heads, "head_width": 64, "attention_scale": 0.125, "vocab": vocab}
-    return ModelConfig(family="t5", layers=2 * layers, seq=512, decoder_seq=128, dropout=0.1, **biased, **widths)
-
-
-MT5_170M, MT5_390M = t5(8, 512, 1024, 6, 250112), t5(12, 768, 2048, 12, 250112)
-T5_220M, T5_3B = t5(12, 768, 2048, 12, 29184), t5(24, 2048, 5120, 32, 29184)
-NEMO_T5 = [  # NeMo Framework Launcher: model, A100-80, tensor, pipeline, micro-batch, batch, seconds
-    (MT5_170M, 8, 1, 1, 64, 2048, 0.814),
-    (MT5_170M, 16, 1, 2, 64, 2048, 0.685),
-    (MT5_170M, 8, 2, 1, 64, 2048, 1.058),
-    (MT5_170M, 16, 2, 2, 64, 2048, 0.825),
-    (MT5_170M, 16, 2, 4, 64, 2048, 1.306),
-    (T5_220M, 8, 1, 1, 64, 2048, 1.137),
-    (T5_220M, 16, 1, 2, 64, 2048, 0.769),
-    (T5_220M, 16, 2, 2, 64, 2048, 1.072),
-    (MT5_390M, 8, 4, 1, 32, 2048, 3.472),
-    (T5_3B, 8, 2, 1, 24, 1920, 1920 * 512 / 110769),
-    (T5_3B, 160, 2, 1, 24, 1920, 1920 * 512 / 1626353),
-]
-"""CI timings on Selene of September 2022 (two recordings of July and September averaged where there are two), and its README's tokens per
-second, which counts those that are read."""
-
-
-def test_published_steps_of_t5_and_mt5_are_predicted_by_constants_that_no_such_row_has_shaped() -> None:
-    off = []
-    for model, gpus, tensor, pipeline, micro_batch, batch, seconds in NEMO_T5:
-        one = layout(tensor, pipeline, gpus // tensor // pipeline, sharding=PLAIN, micro_batch=micro_batch)
-        found = predict(model, one, mixed(batch, "bf16"), cluster(gpus), profile("nemo_2022"))
-        off.append(abs(found.step_time_s / seconds - 1))
-    assert np.median(off) < 0.08 and max(off) < 0.16
-
-
-def test_published_peak_memory_of_a_t5_of_9_billion_parameters() -> None:
-    """Megatron-LM d98e8a64, t5_11b_mcore_tp4_pp1: 45.26 GB allocated at the most, without what driver and allocator take."""
-    model = dataclasses.replace(t5(24, 4096, 10240, 64, 30592), activation="gelu")
-    found = predict(model, layout(4, 1, 2, sharding=PLAIN, micro_batch=4), mixed(8, "bf16"), cluster(8), profile("megatron_core"))
-    allocated = sum(size for part, size in found.memory.items() if part not in ("device context", "fragmentation"))
-    assert allocated / 1e9 == pytest.approx(45.26, rel=0.05)

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 ROUNDINGS = 4
 """Times what one process differs from itself: a layout adds up in yet another order."""
+SHAKES = (1, 2, 3)
+"""Seeds of the weights that are off by a unit in the last place, to see what a model makes of rounding."""
 MOST_RANKS, FEW_RANKS = 8, 4
 STEPS = 3
 """The first one's gradients, weights that were updated, and moments that were there before."""
@@ -95,6 +97,7 @@ class Case:
     optimizer: dict[str, Any] = field(default_factory=dict)
     steps: int = STEPS
     phases: list[dict[str, Any]] = field(default_factory=list)
+    shaken: int = 0  # each weight of the first step is a unit in the last place off, up or down as this seed draws; 0: none is
 
     def config(self, folder: Path = Path()) -> dict[str, Any]:
         """``folder`` has the text. Adam divides by the gradient's size. The gradient of a key's bias is zero but for rounding, so a large
@@ -775,7 +778,7 @@ def by_ranks(cases: Sequence[Case]) -> dict[int, list[Case]]:
     return found
 
 
-def trained(env: RankEnv, out: str | Path, configs: list[dict[str, Any]]) -> None:
+def trained(env: RankEnv, out: str | Path, configs: list[dict[str, Any]], shaken: Sequence[int] = ()) -> None:
     """Run in every rank: train each of ``configs``, and leave losses, norms and this rank's part of the final parameters in ``out``. Each has
     a world of its own, which takes a tenth of what a step takes: torch names groups by how many a rank has made, and layouts give ranks
     different numbers of them."""
@@ -785,12 +788,14 @@ def trained(env: RankEnv, out: str | Path, configs: list[dict[str, Any]]) -> Non
     for number, config in enumerate(configs):
         print(json.dumps(config), flush=True)  # the last one in the log is the one that failed
         world = World(env.rank, env.world_size, torch.device("cpu"), env.address, port, 60.0)
-        found, port = _trained(world, resolve(from_dict(TrainConfig, config), env.world_size))
+        found, port = _trained(world, resolve(from_dict(TrainConfig, config), env.world_size), shaken[number] if shaken else 0)
         torch.save(found, Path(out) / f"{number}.{env.rank}.pt")
         world.close()
 
 
-def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor, torch.Tensor, list[Saved], list[torch.Tensor]], int]:
+def _trained(
+    world: World, run: ResolvedTrainConfig, shaken: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor, list[Saved], list[torch.Tensor]], int]:
     """Losses and norms of all steps, parts of parameters, and the experts that tokens have had."""
     from tests.whole_parameters import parts
     from trainer.data import open_dataset
@@ -798,6 +803,8 @@ def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor
 
     dataset = open_dataset(run.data, text_model(run.model, run.tune), run.run.seed)
     engine = Engine(run, world, dataset)
+    if shaken:
+        _shake(engine, torch.Generator().manual_seed(shaken))
     choices = ChosenExperts(engine)
     frozen = [piece.weight.clone() for piece in engine.rank.shards if not piece.record.trainable]
     results = []
@@ -809,6 +816,14 @@ def _trained(world: World, run: ResolvedTrainConfig) -> tuple[tuple[torch.Tensor
     norms = torch.tensor([r.grad_norm for r in results], dtype=torch.float64)
     found = losses, norms, [*parts(engine.rank), *_load(engine)], choices.rows
     return found, engine.rank.groups.world.gather_objects(free_port())[0]  # nobody leaves a world that another one still uses
+
+
+def _shake(engine: Engine, draws: torch.Generator) -> None:
+    """Moves each parameter by a unit in its last place, up or down."""
+    for chunk in engine.rank.pipeline.chunks:
+        for parameter in chunk.model.parameters():
+            up = torch.randint(0, 2, parameter.shape, generator=draws).to(parameter.dtype) * 2 - 1
+            parameter.data.mul_(1 + up * torch.finfo(parameter.dtype).eps)
 
 
 class ChosenExperts:
@@ -872,7 +887,9 @@ class Matrix:
         found: list[dict[str, torch.Tensor] | Failed] = []
         while len(found) < len(cases):
             left, out = cases[len(found) :], self.farm.folder()
-            call = self.farm.write_call(out, trained, configs=[case.config(self.text) for case in left])
+            call = self.farm.write_call(
+                out, trained, configs=[case.config(self.text) for case in left], shaken=[case.shaken for case in left]
+            )
             done = self.farm.wait(self.farm.start(call, left[0].ranks, out))
             for number, case in enumerate(left):
                 if not all((out / f"{number}.{rank}.pt").exists() for rank in range(case.ranks)):
@@ -925,10 +942,12 @@ class Matrix:
         return f"{name} differs by {difference:.1e}, allowed is {allowed:.0e}" if difference > allowed else None
 
     def rounding(self, case: Case) -> float:
-        """How much one process differs from itself where it adds up in another order: with smaller micro-batches. A norm over few elements
-        makes twenty times as much of it in every step."""
+        """How much one process differs from itself where it adds up in another order, with smaller micro-batches, and where weights are off
+        by what they cannot be told from. A norm over few elements makes twenty times as much of it in every step, one over the few of a
+        latent hundreds of times."""
         sizes = [size for size in (1, 2, 3, case.batch // 2) if 0 < size < case.batch and case.batch % size == 0]
-        others = self.trained([replace(case.alone, layout={"micro_batch": size}) for size in sorted(set(sizes))])
+        orders = [replace(case.alone, layout={"micro_batch": size}) for size in sorted(set(sizes))]
+        others = self.trained([*orders, *(replace(case.alone, shaken=seed) for seed in SHAKES)])
         alike = [other for other in others if not _flipped(other, self.reference(case))[0]]
         return max((_worst(other, self.reference(case))[1] for other in alike), default=0.0)
 

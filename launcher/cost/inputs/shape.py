@@ -57,12 +57,16 @@ NORMS = {"before": 2, "after": 2, "both": 4}
 """Norms of the hidden state in a block, by where they stand."""
 
 
-def family_traits(name: str, seq: Array) -> dict[str, Any]:
-    """The fields of a ``Shape`` that its family decides, where a table knows no more."""
-    return _traits(resolve_model(ModelConfig(name)), seq)
+CHOSEN = ("activation", "biases", "norm", "norm_at", "positions", "qk_norm", "residual")
+"""Keys of a model by which ``family_traits`` differ within a family."""
 
 
-def _traits(model: ResolvedModelConfig, seq: Array) -> dict[str, Any]:
+def family_traits(model: ModelConfig) -> dict[str, Any]:
+    """The fields of a ``Shape`` that family, stacks and ``CHOSEN`` decide, where a table knows no more."""
+    return _traits(resolve_model(model))
+
+
+def _traits(model: ResolvedModelConfig) -> dict[str, Any]:
     family = FAMILIES[model.family]
     written = _share(model.layers - model.encoder_layers, model.layers) if model.encoder_layers else 0
     return {
@@ -74,7 +78,7 @@ def _traits(model: ResolvedModelConfig, seq: Array) -> dict[str, Any]:
         "one_input": model.residual == "parallel" or (model.residual == "parallel_one_norm" and model.norm_at == "after"),
         "norm_first": model.norm_at != "after",
         "qk_norm": model.qk_norm,
-        "positions": seq + model.decoder_seq + family.further_positions if model.positions == "learned" else 0,
+        "positions": model.seq + model.decoder_seq + family.further_positions if model.positions == "learned" else 0,
         "embedding_norm": family.embedding_norm,
         "rotary": model.positions == "rotary",
         "linear_biases": model.positions == "alibi",
@@ -145,7 +149,7 @@ class Shape:
         return cls(
             **{name: getattr(model, name) for name in SIZES},
             tied=bool(model.tied),
-            **_traits(model, model.seq),
+            **_traits(model),
             window=model.window or 0,
             full_every=model.full_every,
             capped=model.score_cap is not None,
