@@ -44,6 +44,8 @@ $(VENV)/.base: pyproject.toml
 
 $(VENV)/.test: $(VENV)/.base
 	$(BIN)/pip install --quiet --no-compile --editable '.[dev]' 2>&1 | { grep -v 'is ignored' || true; }
+	@# Byte code of the tests and of what they import is made here, once, and not by each of the processes that then start together.
+	-@$(BIN)/python -m pytest --collect-only -qq >/dev/null
 	@touch $@
 
 demo: $(VENV)/.base

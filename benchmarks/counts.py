@@ -22,8 +22,6 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._dynamo.utils import counters
-from torch._inductor import config as compiler
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -268,9 +266,9 @@ def of_compiled_block() -> list[Row]:
     graphs, kernels = [], []
     for make in (plain_compiled, ours_compiled):
         torch.compiler.reset()
-        counters.clear()
+        torch._dynamo.utils.counters.clear()
         one, two = (kernels_of(make(configured(SMALL | {"layers": layers}, compile=True))) for layers in (1, 2))
-        graphs.append(counters["stats"]["unique_graphs"])
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         kernels.append((two - one) // 2)
     return [Row("graphs of all blocks", graphs[0], graphs[1]), Row("kernels of a block (gpt), compiled", kernels[0], kernels[1])]
 
@@ -319,7 +317,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="without compiling")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    compiler.cpp.enable_kernel_profile = True
+    torch._inductor.config.cpp.enable_kernel_profile = True
     rows = [*of_a_step(), *of_a_block({}), *of_a_block({"family": "llama"}), *of_alibi(), *of_attention_dropout(), *of_start()]
     print(table(rows + ([] if quick else of_compiled_block())))
     return 0

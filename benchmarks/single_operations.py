@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 import torch.nn.functional as F
-from scipy import optimize
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -461,7 +461,7 @@ def of_products(table: Table) -> tuple[dict[str, float], list[str]]:
         return np.concatenate(off)
 
     most = np.log([np.inf, 1.0, 1.0, 1.0, np.inf, np.inf, np.inf])
-    found = optimize.least_squares(errors, np.log(start), loss="soft_l1", f_scale=0.1, bounds=(-np.inf, most))
+    found = scipy.optimize.least_squares(errors, np.log(start), loss="soft_l1", f_scale=0.1, bounds=(-np.inf, most))
     lines = [
         f"{len(seconds)} products in {precision}: median error {statistics.median(abs(np.expm1(errors(at, precision)))):.1%} {what}"
         for precision, (*_, seconds) in measured.items()
@@ -486,7 +486,7 @@ def of_attention(table: Table) -> tuple[dict[str, float], list[str]]:
         return (products + scores / (units * values[1])) * (1 + values[0] / seq) + SHIPPED.kernel * np.where(backward, 3, 1)
 
     start = np.log([SHIPPED.flash_ramp, SHIPPED.exponentials, *(2 * [SHIPPED.flash2_forward, SHIPPED.flash2_backward])])
-    found = optimize.least_squares(lambda at: np.log(counted(at) / seconds), start, loss="soft_l1", f_scale=0.1)
+    found = scipy.optimize.least_squares(lambda at: np.log(counted(at) / seconds), start, loss="soft_l1", f_scale=0.1)
     off = np.expm1(np.log(counted(found.x) / seconds))
     return dict(zip(names, np.exp(found.x))), [f"{len(rows)} attention kernels: median error {statistics.median(abs(off)):.1%}"]
 

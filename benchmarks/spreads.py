@@ -21,9 +21,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import eigh
-from scipy.optimize import minimize
-from scipy.special import logsumexp, ndtr
+import scipy  # each part of it at its first use
 
 from benchmarks.console import answered
 from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, machine_of, timed_cases, with_parameters
@@ -88,16 +86,16 @@ class Missed:
         size costs a sum (generalised eigenvalues; Golub & Van Loan 2013, section 8.7)."""
         nodes, weights = FINE, normal_pdf(FINE) / normal_pdf(FINE).sum()
         errors = between(widths, self.traits, self.traits, np.eye(len(self.ratios)), self.squares)
-        sure, turned = eigh(errors.sure + widths.noise**2 * np.eye(len(self.ratios)), errors.rest)
+        sure, turned = scipy.linalg.eigh(errors.sure + widths.noise**2 * np.eye(len(self.ratios)), errors.rest)
         variances = sure[:, None] + np.exp(2 * widths.scale * nodes)
         found = -0.5 * ((turned.T @ self.ratios)[:, None] ** 2 / variances + np.log(variances)).sum(axis=0)
-        return float(logsumexp(np.log(weights) + found) + np.linalg.slogdet(turned)[1])
+        return float(scipy.special.logsumexp(np.log(weights) + found) + np.linalg.slogdet(turned)[1])
 
     def levels(self, widths: Widths) -> np.ndarray:
         """(n,) probability that was given to a measurement below the one seen: uniform if the widths are right."""
         nodes, weights = FINE, normal_pdf(FINE) / normal_pdf(FINE).sum()
         variance = own_variance(widths, self.traits).at(np.exp(2 * widths.scale * nodes)[:, None])
-        return np.asarray(weights @ ndtr(self.ratios / np.sqrt(variance + widths.noise**2)))
+        return np.asarray(weights @ scipy.special.ndtr(self.ratios / np.sqrt(variance + widths.noise**2)))
 
 
 def _log_normal(values: np.ndarray, covariance: np.ndarray, noise: float) -> float:
@@ -193,7 +191,9 @@ def likeliest(missed: Sequence[Missed], start: Widths, rounds: int = 60) -> Widt
         return replace(start, **dict(zip(LEARNT, np.exp(np.clip(logarithms, -7, 2)).tolist())))
 
     first = np.log([max(getattr(start, name), 0.02) for name in LEARNT])
-    return widths(minimize(lambda found: unlikely(missed, widths(found)), first, method="L-BFGS-B", options={"maxiter": rounds}).x)
+    return widths(
+        scipy.optimize.minimize(lambda found: unlikely(missed, widths(found)), first, method="L-BFGS-B", options={"maxiter": rounds}).x
+    )
 
 
 def unlikely(missed: Sequence[Missed], widths: Widths) -> float:
@@ -215,7 +215,7 @@ def memory_widths(tables: Sequence[str], start: Widths) -> Widths:
         groups = [ratios[keys == key] for key in set(keys.tolist())]
         return -sum(_log_normal(each, np.full((len(each), len(each)), common**2), own) for each in groups)
 
-    common, own = np.exp(minimize(cost, np.log([0.1, 0.06]), method="L-BFGS-B").x)
+    common, own = np.exp(scipy.optimize.minimize(cost, np.log([0.1, 0.06]), method="L-BFGS-B").x)
     return replace(start, memory=float(common), memory_layout=float(own))
 
 

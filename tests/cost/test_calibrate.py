@@ -82,30 +82,34 @@ def test_one_run_takes_most_of_the_common_error_away() -> None:
     assert np.median(abs(missed(slower[1:], found))) < 0.5 * np.log(1.3)
 
 
-def test_more_runs_leave_less_open() -> None:
+@cache
+def taught(count: int) -> tuple[list[TableCase], HardwareConfig]:
+    """The first of fourteen runs of a planted machine, and what they say."""
     cases, _, hardware = planted(1, 14)
-    few, many = (learn(cases[:count], hardware, "here").hardware.learnt for count in (3, 14))
+    return cases[:count], learn(cases[:count], hardware, "here").hardware
+
+
+def test_more_runs_leave_less_open() -> None:
+    few, many = (taught(count)[1].learnt for count in (4, 14))
     assert sum(many["spreads"].values()) < sum(few["spreads"][name] for name in many["spreads"] if name in few["spreads"])
 
 
 def test_learning_in_two_parts_comes_near_learning_at_once() -> None:
-    cases, _, hardware = planted(2, 12)
-    once = learn(cases, hardware, "here").hardware
-    twice = learn(cases, learn(cases[:6], hardware, "first").hardware, "here").hardware
+    cases, once = taught(14)
+    twice = learn(cases, taught(4)[1], "here").hardware
     assert missed(cases, twice) == pytest.approx(missed(cases, once), abs=0.06)
     assert twice.learnt["runs"] == once.learnt["runs"]
 
 
 def test_a_run_counts_once() -> None:
-    cases, _, hardware = planted(3, 4)
-    found = learn(cases, hardware, "here").hardware
+    cases, found = taught(4)
     with pytest.raises(ConfigError, match="all runs with a step time are in here already"):
         learn(cases, found, "again")
 
 
 def test_a_row_that_stands_twice_in_a_table_counts_once() -> None:
-    cases, _, hardware = planted(4, 5)
-    assert learn([*cases, *cases, *cases], hardware, "here").hardware == learn(cases, hardware, "here").hardware
+    cases, found = taught(4)
+    assert learn([*cases, *cases, *cases], shipped_hardware()[HARDWARE], "here").hardware == found
 
 
 def test_the_order_of_rows_says_nothing() -> None:
@@ -223,7 +227,9 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         write("runs.csv", [row.cells for row in ROWS[:6]])
 
-    def test_the_file_predicts_with_narrower_intervals_and_says_what_it_learnt(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_file_predicts_with_narrower_intervals_says_what_it_learnt_and_is_the_same_for_every_reader(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["calibrate", "runs.csv", "--out", "cluster"]) == 0
         assert "hardware=cluster" in capsys.readouterr().out
         found = compose(["hardware=cluster"]).cluster.hardware
@@ -231,13 +237,9 @@ class TestCommand:
         assert main(["calibrate", "--show", "cluster"]) == 0
         shown = capsys.readouterr().out
         assert shown.startswith("learnt from 6 runs:") and "TFLOP/s in bf16" in shown
-
-    def test_a_run_is_the_same_for_every_reader_of_the_file(self) -> None:
-        """1234e567 is a number for some."""
-        assert main(["calibrate", "runs.csv", "--out", "cluster"]) == 0
         path = Path("runs/hardware/cluster.yaml")
         text = path.read_text()
-        path.write_text(text.replace(read_yaml(text)["learnt"]["runs"][0], as_id("1234e567")))
+        path.write_text(text.replace(read_yaml(text)["learnt"]["runs"][0], as_id("1234e567")))  # a number for some
         assert compose(["hardware=cluster"]).cluster.hardware.learnt == hardware_files()["cluster"].learnt
 
     def test_what_is_in_a_folder_of_ones_own_can_be_calibrated_again(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import special
+import scipy
 
 from launcher.cost.normal import MANY, ndtr, ndtri, normal_pdf
 
@@ -12,12 +12,12 @@ from launcher.cost.normal import MANY, ndtr, ndtri, normal_pdf
 @pytest.mark.parametrize("count", [0, 1, 999, MANY])
 def test_probabilities_are_those_of_scipy_however_many_are_asked(count: int) -> None:
     z = np.random.default_rng(count).normal(0, 4, (count, 1))
-    assert ndtr(z) == pytest.approx(special.ndtr(z), rel=1e-12, abs=1e-300)
+    assert ndtr(z) == pytest.approx(scipy.special.ndtr(z), rel=1e-12, abs=1e-300)
 
 
 def test_quantiles_are_those_of_scipy_and_infinite_at_the_ends() -> None:
     probability = np.array([[0.0, 1e-12, 0.1], [0.5, 0.9, 1.0]])
-    assert ndtri(probability) == pytest.approx(special.ndtri(probability), rel=1e-9, abs=1e-12)
+    assert ndtri(probability) == pytest.approx(scipy.special.ndtri(probability), rel=1e-9, abs=1e-12)
     assert float(ndtri(np.array(0.9))) == pytest.approx(1.2815515655446004)
 
 
