@@ -225,11 +225,6 @@ class Shape:
         return self.kv_width if self.latent is None else self.value_width
 
     @property
-    def latent_width(self) -> Array:
-        """Width of what queries, keys and values are made from; 0 without latents."""
-        return 0 if self.latent is None else self.latent.query_rank + self.latent.kv_rank + self.latent.rotary
-
-    @property
     def latent_parameters(self) -> Array:
         """Matrices that make latents, which every tensor rank has whole."""
         return block.whole_weights(self.attention)
