@@ -89,13 +89,9 @@ def _squares(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.asarray(((one[:, None, :] - other[None, :, :]) ** 2).sum(axis=2))
 
 
-def distance_of(case: Case, own: Sequence[Mapping[str, Any]] = ()) -> float:
-    """Doublings from the machine, trainer, number format and model of a question to those of the nearest known run, or of ``own``."""
-    return float(distances([asked_cells(case, 0)], own)[0])
-
-
 def distances(cells: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
-    """(n,) the same for questions as cells; ``own`` are runs that were measured here (``place_of``)."""
+    """(n,) doublings from the machine, trainer, number format and model of questions, as cells, to those of the nearest known run; ``own``
+    are runs that were measured here (``place_of``)."""
     far = MeasuredPoints.of(cells).apart(_known_places()).min(axis=1)
     return np.minimum(far, distances_from(own, cells)) if own else np.asarray(far)
 

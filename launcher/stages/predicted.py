@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config import Config
+from trainer.shared.families.block import weights
 from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.flops import attention_weights_of, mlp_weights
+from trainer.shared.run.flops import matrices_of
 from trainer.shared.run.schema import ModelConfig
 
 BYTES_PER_TOKEN = 1
@@ -41,8 +42,8 @@ def of_preparation(size: int) -> float:
 def of_conversion(model: ModelConfig) -> float:
     """Seconds to read, write and hash a model's weights."""
     m = resolve_model(model)
-    block = attention_weights_of(m) + mlp_weights(m.hidden, m.ffn, m.gated)
-    numbers = m.layers * block + m.vocab * m.hidden * (1 if m.tied else 2)
+    blocks = sum(weights(matrices_of(m, block)) for block in range(m.layers))
+    numbers = blocks + m.vocab * m.hidden * (1 if m.tied else 2)
     return START_S + float(numbers) / CONVERTED_PER_S
 
 

@@ -17,7 +17,7 @@ from launcher.config.yaml_text import read_yaml
 from launcher.cost.inputs.constants import Constants
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.layouts import BALANCES, LAYOUT_DTYPE
-from launcher.cost.inputs.shape import ADAPTED, CHOSEN, SIZES, Experts, LatentAttention, Shape, family_traits
+from launcher.cost.inputs.shape import CHOSEN, SIZES, Experts, LatentAttention, Shape, family_traits
 from launcher.cost.known import cells_of
 from launcher.cost.prediction import CostModel, as_run
 from launcher.tables.canonical import UNKNOWN, MeasuredRun, Unanswerable
@@ -99,7 +99,7 @@ def shape_of(row: MeasuredRun) -> Shape:
         dropout=row.known("dropout"),
         text=row.known("text"),
         frozen=row.known("adapters"),
-        adapted=tuple(ADAPTED[target] for target in row.known("adapter_targets")),
+        adapted=tuple(row.known("adapter_targets")),
         rank=row.known("adapter_rank"),
         experts=experts if experts.count else None,
         latent=latent if latent.query_rank else None,

@@ -12,7 +12,7 @@ from launcher.config.uncertainty import OF_PARTS, known_runs, shipped_widths, wi
 from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
-from launcher.cost.known import MeasuredPoints, asked_cells, distance_of, nearest_runs, place_of, rates_assumed, unmeasured
+from launcher.cost.known import MeasuredPoints, asked_cells, distances, nearest_runs, place_of, rates_assumed, unmeasured
 from launcher.planning.plan import plan
 from tests.cost.machines import HARDWARE
 
@@ -20,6 +20,10 @@ from tests.cost.machines import HARDWARE
 def asked(*overrides: str) -> Case:
     config = compose(["recipe=gpt3_175b", *overrides])
     return plan(config, wanted={"tensor": [8], "pipeline": [8], "micro_batch": [1]}).case
+
+
+def distance_of(case: Case) -> float:
+    return float(distances([asked_cells(case, 0)])[0])
 
 
 def test_nearest_runs_are_those_of_least_distance() -> None:

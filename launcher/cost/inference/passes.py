@@ -18,6 +18,7 @@ from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Array
 from launcher.cost.parts import ATTENTION, HOST, MATRICES, POINTWISE, TENSOR, Parts, scale
 from launcher.cost.time import collectives, matmul
+from trainer.shared.families import block
 from trainer.shared.parallel.boundary import boundary_elements
 
 CASTS = 4
@@ -67,21 +68,8 @@ def products(case: InferenceCase, tokens: Array) -> np.ndarray:
 def sizes(case: InferenceCase) -> list[tuple[Array, Array]]:
     """Outer and inner size of a layer's weight products on one rank."""
     s, t = case.shape, case.tensor
-    return [
-        *_sizes_of_queries(case),
-        (s.hidden, s.value_width / t),
-        ((s.mlp_matrices - 1) * s.ffn / t, s.hidden),
-        (s.hidden, s.ffn / t),
-    ]
-
-
-def _sizes_of_queries(case: InferenceCase) -> list[tuple[Array, Array]]:
-    s, t, latent = case.shape, case.tensor, case.shape.latent
-    if latent is None:
-        return [((s.query_width + 2 * s.kv_width) / t, s.hidden)]
-    through = [(s.turned_width / t, latent.query_rank)] if latent.query_rank else []
-    whole = s.latent_width if through else s.latent_width + s.turned_width / t
-    return [(whole, s.hidden), *through, ((s.query_width + s.value_width) / t, latent.kv_rank)]
+    every = [each for each in (*s.attention, *block.mlp(s)) if np.any(each.inputs)]
+    return [(m.outputs, m.inputs / t) if m.reduces else (m.outputs / t + m.whole, m.inputs) for m in every]
 
 
 def product(case: InferenceCase, rows: Array, outer: Array, inner: Array) -> Array:

@@ -8,10 +8,13 @@ models are counted at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from trainer.shared.families import block
+from trainer.shared.families.block import Matrix
 from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run import flops
@@ -24,8 +27,6 @@ Array = float | np.ndarray
 """One number for all layouts, or an array (layouts,) with one number per layout; they broadcast against each other."""
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "seq")
-ADAPTED = {"qkv": "queries", "output": "output", "up": "gates", "down": "down"}
-"""The matrices of ``tune.targets`` by their names among the products of a block (launcher/cost/time/products.py)."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Shape:
             inner_dropout=model.dropout > 0 and model.encoder_layers > 0,
             fused_attention=model.attention == "fused",
             frozen=tune is not None and tune.method != "full",
-            adapted=tuple(ADAPTED[target] for target in tune.targets) if tune is not None and tune.method == "lora" else (),
+            adapted=tuple(tune.targets) if tune is not None and tune.method == "lora" else (),
             rank=0 if tune is None else tune.rank,
             added=0 if tune is None else added_parameters(model, tune),
         )
@@ -183,12 +184,7 @@ class Shape:
     @property
     def low_rank_parameters(self) -> Array:
         """Parameters of the products added to frozen matrices: r (in + out) each."""
-        ends = {
-            "queries": self.hidden + self.query_width + 2 * self.kv_width,
-            "output": self.query_width + self.hidden,
-            "gates": self.hidden + (self.mlp_matrices - 1) * self.ffn,
-            "down": self.ffn + self.hidden,
-        }
+        ends = {matrix.name: matrix.inputs + matrix.outputs for matrix in (*block.attention(self), *block.mlp(self))}
         return self.layers * self.rank * sum(ends[name] for name in self.adapted)
 
     @property
@@ -229,15 +225,9 @@ class Shape:
         return self.kv_width if self.latent is None else self.value_width
 
     @property
-    def latent_width(self) -> Array:
-        """Width of what queries, keys and values are made from; 0 without latents."""
-        return 0 if self.latent is None else self.latent.query_rank + self.latent.kv_rank + self.latent.rotary
-
-    @property
     def latent_parameters(self) -> Array:
-        """Matrices that make latents, which every tensor rank has whole (trainer/models/latent.py; Megatron Core,
-        multi_latent_attention.py: ``linear_q_down_proj`` and ``linear_kv_down_proj`` are ``duplicated``)."""
-        return self.hidden * self.latent_width
+        """Matrices that make latents, which every tensor rank has whole."""
+        return block.whole_weights(self.attention)
 
     @property
     def cached_heads(self) -> Array:
@@ -249,30 +239,36 @@ class Shape:
         """Width of what a cache has of a token for each of those heads: a key and a value, or a latent and the key of its position."""
         return 2 * self.head_width if self.latent is None else self.latent.kv_rank + self.latent.rotary
 
+    @cached_property
+    def attention(self) -> list[Matrix]:
+        """Matrices of a block's self-attention."""
+        return block.attention(self, self.latent)
+
+    @cached_property
+    def routed(self) -> list[Matrix]:
+        """Matrices of the experts that tokens are sent to; none of a dense model."""
+        return [] if self.experts is None else block.routed(self, self.experts, self.experts.ffn)
+
     @property
     def attention_parameters(self) -> Array:
-        """Matrices of a block's attention: queries, keys, values, output."""
-        if self.latent is None:
-            return (1 + self.crossed) * flops.attention_weights(self.hidden, self.query_width, self.kv_width)
-        latent, widths = self.latent, (self.query_width, self.value_width, self.heads * self.latent.rotary)
-        return flops.latent_weights(self.hidden, *widths, latent.query_rank, latent.kv_rank, latent.rotary)
+        """Matrices of a block's attention: queries, keys, values, output; attention to an encoder's output has as many once more."""
+        return (1 + self.crossed) * block.weights(self.attention)
 
     @property
     def mlp_parameters(self) -> Array:
         """Matrices of an ordinary MLP."""
-        return flops.mlp_weights(self.hidden, self.ffn, self.gated)
+        return block.weights(block.mlp(self))
 
     @property
     def expert_parameters(self) -> Array:
         """Matrices of all routed experts of one block; 0 for a dense model."""
-        return 0 if self.experts is None else self.experts.count * self.mlp_matrices * self.hidden * self.experts.ffn
+        return block.weights(self.routed)
 
     @property
     def shared_mlp_parameters(self) -> Array:
         """Matrices of an expert block's MLP that are not routed: the shared experts and the router."""
-        if self.experts is None:
-            return 0
-        return self.hidden * (self.mlp_matrices * self.experts.shared_ffn + self.experts.count + self.experts.shared_gate)
+        e = self.experts
+        return 0 if e is None else block.weights([*block.shared(self, e), block.router(self, e)])
 
     @property
     def output_biases(self) -> int:
@@ -362,10 +358,9 @@ class Shape:
         sparse = self.expert_layers / self.layers
         mlp = (1 - sparse) * self.mlp_parameters
         if self.experts is not None:
-            routed = self.experts.active * self.mlp_matrices * self.hidden * self.experts.ffn
-            mlp = mlp + sparse * (routed + self.shared_mlp_parameters)
-        block, head = self.attention_parameters + mlp, self.vocab * self.hidden
-        return self.layers * block + head + self.predicted_tokens * (block + 2 * self.hidden**2 + head)
+            mlp = mlp + sparse * (block.visited_weights(self.routed) + self.shared_mlp_parameters)
+        each, head = self.attention_parameters + mlp, self.vocab * self.hidden
+        return self.layers * each + head + self.predicted_tokens * (each + 2 * self.hidden**2 + head)
 
     def attention_flops(self, causal: bool = False) -> Array:
         """Forward FLOPs of the attention core of all blocks for one sequence: 4 s^2 per query width, half of it below the diagonal."""

@@ -105,7 +105,7 @@ def norms(case: Case) -> Array:
     """Returns the bytes of all norms of the hidden state, and of queries and keys. The norm before the MLP feeds one product alone, one
     behind a product none, and two of the same input keep it once."""
     s = case.shape
-    unfed = narrow(case) - input_bytes(case, "gates") + s.post_norms * narrow(case)
+    unfed = narrow(case) - input_bytes(case, "up") + s.post_norms * narrow(case)
     once: float = 0
     if s.one_input:
         once = (0 if _copies_norm_inputs(case) else case.width) if s.norm_first else narrow(case)

@@ -31,8 +31,8 @@ SELECTIVE = {
     # torchtitan's graph trainer keeps the results of all products and of attention (_get_default_save_ops)
     "products": RecomputePolicy({POINTWISE: 1.0}),
     "but_weights": RecomputePolicy({ATTENTION: 1.0, POINTWISE: 1.0}),  # Pax, SAVE_DOT_WITH_NO_BATCH_DIM: products with weights
-    "but_queries": RecomputePolicy(EVERYTHING, ("queries", "down")),  # MaxText, remat_policy=save_qkv_proj
-    "but_projections": RecomputePolicy(EVERYTHING, ("queries", "output", "down")),  # Paxml, SAVE_QKV_OUT_PROJ
+    "but_queries": RecomputePolicy(EVERYTHING, ("qkv", "down")),  # MaxText, remat_policy=save_qkv_proj
+    "but_projections": RecomputePolicy(EVERYTHING, ("qkv", "output", "down")),  # Paxml, SAVE_QKV_OUT_PROJ
 }
 
 

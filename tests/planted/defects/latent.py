@@ -66,4 +66,18 @@ DEFECTS = [
         ") / t",
         "tests/cost/test_trainer_memory.py -k latents",
     ),
+    Defect(
+        "queries with a latent of their own are made from the hidden state as well",
+        "trainer/shared/families/block.py",
+        "(latent.query_rank == 0) * queries, whole=made)",
+        "queries, whole=made)",
+        "tests/trainer/test_block_matrices.py",
+    ),
+    Defect(
+        "the shared experts of a mixture are as wide as one that tokens are sent to",
+        "trainer/shared/families/block.py",
+        "network, mixture.shared_ffn)",
+        "network, network.ffn)",
+        "tests/trainer/test_block_matrices.py",
+    ),
 ]

@@ -11,34 +11,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.shared.families.block import Matrix, attention, crossing, mlp, routed, router, shared, visited_weights
 from trainer.shared.run.resolved import ResolvedModelConfig
 from trainer.shared.run.schema import LayoutConfig
 
 
-def attention_weights(hidden: Any, query_width: Any, kv_width: Any) -> Any:
-    """Returns the elements of the query, key, value and output matrices."""
-    return hidden * (2 * query_width + 2 * kv_width)
-
-
-def latent_weights(hidden: Any, query_width: Any, value_width: Any, turning: Any, query_rank: Any, kv_rank: Any, rotary: Any) -> Any:
-    """Returns the same of latent attention, where all heads together have ``query_width`` numbers of a query without position, ``turning``
-    ones with it, and ``value_width`` of values; ``query_rank`` 0: queries are made from the hidden state."""
-    queries = (query_width + turning) * ((query_rank == 0) * hidden + query_rank) + query_rank * hidden
-    return queries + hidden * (kv_rank + rotary) + kv_rank * (query_width + value_width) + value_width * hidden
-
-
-def attention_weights_of(model: ResolvedModelConfig) -> int:
-    """Returns the elements of the matrices of one attention of a model."""
-    latent = model.latent
-    if not latent.kv_rank:
-        return int(attention_weights(model.hidden, model.query_width, model.kv_width))
-    widths = model.query_width, model.value_width, model.heads * latent.rotary
-    return int(latent_weights(model.hidden, *widths, latent.query_rank, latent.kv_rank, latent.rotary))
-
-
-def mlp_weights(hidden: Any, ffn: Any, gated: bool) -> Any:
-    """Returns the elements of the MLP's two matrices, or three with a gate."""
-    return (3 if gated else 2) * hidden * ffn
+def matrices_of(model: ResolvedModelConfig, block: int) -> list[Matrix]:
+    """Returns the matrices of one block of a model."""
+    latent, experts = model.latent if model.latent.kv_rank else None, model.experts
+    crossed = crossing(model) if model.writes(block) else []
+    if not model.mixes(block):
+        return [*attention(model, latent), *crossed, *mlp(model)]
+    return [
+        *attention(model, latent),
+        *crossed,
+        *routed(model, experts, model.expert_ffn),
+        *shared(model, experts),
+        router(model, experts),
+    ]
 
 
 def matrix_flops(tokens: Any, weights: Any) -> Any:
@@ -74,7 +64,7 @@ def work_up_to(model: ResolvedModelConfig, positions: int) -> float:
     """Returns the FLOPs of forward and backward of all blocks on the first positions of a sequence, each query with the keys that it sees.
     Backward of the attention core has 5 products where forward has 2, as its kernels compute the scores again (Dao 2023, arXiv 2307.08691,
     section 3.1.2)."""
-    matrices = sum(_block_weights(model, block) for block in range(model.layers))
+    matrices = sum(visited_weights(matrices_of(model, block)) for block in range(model.layers))
     pairs = sum(seen_pairs(positions, model.window_of(block)) for block in range(model.layers))
     return float(training_flops(matrix_flops(positions, matrices)) + 3.5 * 4 * pairs * model.query_width)
 
@@ -89,32 +79,16 @@ def core_flops(model: ResolvedModelConfig, block: int) -> float:
 
 def block_flops(model: ResolvedModelConfig, block: int) -> float:
     """Returns the forward FLOPs of one block on one sequence."""
-    if model.writes(block):
-        attention = attention_weights(model.hidden, model.query_width, model.kv_width)
-        mlp = mlp_weights(model.hidden, model.ffn, model.gated)
-        crossing = 2 * model.hidden * model.query_width
-        products = matrix_flops(model.decoder_seq, attention + crossing + mlp) + matrix_flops(model.seq, 2 * model.hidden * model.kv_width)
-    else:
-        products = matrix_flops(model.seq, _block_weights(model, block))
+    own = model.decoder_seq if model.writes(block) else model.seq
+    products = sum(
+        matrix_flops(model.seq if matrix.encoded else own, matrix.visited * matrix.elements) for matrix in matrices_of(model, block)
+    )
     return float(products) + core_flops(model, block)
-
-
-def _block_weights(model: ResolvedModelConfig, block: int) -> int:
-    """Returns the elements of the matrices that a token visits in a block of an encoder or a decoder alone."""
-    inner = mixture_weights(model) if model.mixes(block) else mlp_weights(model.hidden, model.ffn, model.gated)
-    return int(attention_weights_of(model) + inner)
 
 
 def head_flops(model: ResolvedModelConfig) -> float:
     """Returns the forward FLOPs of the head on one sequence."""
     return float(matrix_flops(model.target_seq, model.hidden * model.vocab))
-
-
-def mixture_weights(model: ResolvedModelConfig) -> int:
-    """Returns the elements of the matrices of experts that a token visits, the shared ones, the router and the gate among them."""
-    e = model.experts
-    routed = e.active * mlp_weights(model.hidden, model.expert_ffn, model.gated) + model.hidden * (e.count + e.shared_gate)
-    return int(routed + mlp_weights(model.hidden, e.shared_ffn, model.gated))
 
 
 def model_flops(model: ResolvedModelConfig, sequences: int) -> float:

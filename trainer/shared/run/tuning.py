@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainer.shared.families.block import attention, mlp
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.resolved import ResolvedModelConfig
 from trainer.shared.run.schema import NORM_VECTORS, TrainConfig, TuneConfig
@@ -68,12 +69,7 @@ def virtual_tokens(tune: TuneConfig) -> int:
 
 def matrix_shapes(model: ResolvedModelConfig) -> dict[str, tuple[int, int]]:
     """Returns inputs and outputs of each matrix of a block."""
-    return {
-        "qkv": (model.hidden, model.query_width + 2 * model.kv_width),
-        "output": (model.value_width, model.hidden),
-        "up": (model.hidden, (2 if model.gated else 1) * model.ffn),
-        "down": (model.ffn, model.hidden),
-    }
+    return {matrix.name: (matrix.inputs, matrix.outputs) for matrix in (*attention(model), *mlp(model))}
 
 
 def added_parameters(model: ResolvedModelConfig, tune: TuneConfig) -> int:
