@@ -17,6 +17,7 @@ GROUPS = {
     "predict": {
         "plan": "predict every layout of a model on a cluster",
         "size": "choose a model's size, or the GPUs for it, from days and tokens",
+        "coordinates": "check that activations are as large in wider models (muP)",
         "trainers": "list trainer profiles and their options; 'check' runs two steps of one",
     },
     "run": {
