@@ -167,7 +167,7 @@ def usage() -> str:
     for group, verbs in GROUPS.items():
         lines.append(f"{group}:")
         for verb, text in verbs.items():
-            lines += textwrap.wrap(text, width, initial_indent=f"  {verb:<11}", subsequent_indent=" " * 13)
+            lines += textwrap.wrap(text, width, initial_indent=f"  {verb:<12}", subsequent_indent=" " * 14)
     return USAGE.format(purpose=textwrap.fill(PURPOSE, width), verbs="\n".join(lines))
 
 
