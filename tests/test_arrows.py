@@ -35,6 +35,7 @@ TRAINER = {
     "validation": ("shared", "data", "measure", "pipeline", "batches", "build"),
     "loop": ("shared", "launch", "data", "comm", "measure", "pipeline", "checkpoint", "step", "validation"),
     "probe": ("shared", "launch", "data", "models", "comm", "state", "step", "loop", "generate"),
+    "coordinates": ("shared", "data", "models", "comm", "step"),
     "evaluate": ("shared", "launch", "data", "comm", "checkpoint", "build", "validation", "loop"),
     "generate": ("shared", "launch", "data", "models", "comm", "state", "tensor", "pipeline", "checkpoint", "convert", "build", "loop"),
     "stages": ("shared", "launch", "data", "convert", "generate"),

@@ -19,6 +19,7 @@ from trainer.models.tuned import task_of
 from trainer.pipeline.nonfinite import find
 from trainer.shared.run.phases import Phase, phases_of
 from trainer.shared.run.resolved import ResolvedTrainConfig
+from trainer.shared.run.transfer import transferred
 from trainer.state.loss_scale import LossScale
 from trainer.state.muon import make_optimizer
 from trainer.state.optimizer import learning_rate, squared_norm, sum_partial
@@ -63,7 +64,8 @@ class Engine:
         self.saved = [shard for shard in self.rank.shards if shard.record.trainable]
         self.trained = [shard for shard in self.saved if shard.record.learned]
         self.tasks = [[shard for shard in self.trained if task_of(shard.record.name) == task] for task in range(config.tune.tasks)]
-        self.optimizer = make_optimizer(config.optimizer, self.tasks, world.device, self.rank.groups.sharers, self.rank.precision.products)
+        products = self.rank.precision.products
+        self.optimizer = make_optimizer(transferred(config), self.tasks, world.device, self.rank.groups.sharers, products)
         self.scale = LossScale.of(config.run.precision)
         self.reads_late = self.rank.clock.on_device and not self.scale.dynamic and config.run.on_nonfinite == "stop"
         self.halted = torch.zeros((), device=world.device)  # 1 after a step that was not finite, where that ends the run

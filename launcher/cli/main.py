@@ -17,6 +17,7 @@ GROUPS = {
     "predict": {
         "plan": "predict every layout of a model on a cluster",
         "size": "choose a model's size, or the GPUs for it, from days and tokens",
+        "coordinates": "check that activations are as large in wider models (muP)",
         "trainers": "list trainer profiles and their options; 'check' runs two steps of one",
     },
     "run": {
@@ -166,7 +167,7 @@ def usage() -> str:
     for group, verbs in GROUPS.items():
         lines.append(f"{group}:")
         for verb, text in verbs.items():
-            lines += textwrap.wrap(text, width, initial_indent=f"  {verb:<11}", subsequent_indent=" " * 13)
+            lines += textwrap.wrap(text, width, initial_indent=f"  {verb:<12}", subsequent_indent=" " * 14)
     return USAGE.format(purpose=textwrap.fill(PURPOSE, width), verbs="\n".join(lines))
 
 

@@ -27,6 +27,7 @@ CASES = [
     ),
     (["layout.pipeline=8", "cluster.gpus_per_node=8"], "8 stages for model.layers=4; use at most 4 stages"),
     (["run.global_batch=6"], "run.global_batch=6 is not divisible by layout.micro_batch=1 x layout.data=4 = 4; use a multiple of 4"),
+    (["model.transfer.kind=mup"], "say with model.transfer.hidden which model.hidden they were found with (of the base itself: 128)"),
     (["layout.tensr=2"], "unknown key 'layout.tensr'; did you mean 'layout.tensor'?"),
     (["+layout.tensr=2"], "unknown key 'layout.tensr'; did you mean 'layout.tensor'?"),
     (["layout={tensr: 2}"], "unknown key 'layout.tensr'; did you mean 'layout.tensor'?"),

@@ -159,11 +159,14 @@ def draw(seed: int, index: int, kind: str = "dense", most: int = MOST_RANKS) -> 
         case = KINDS[kind](dice, _draw_any(dice))
         case = _with_experts(dice, case) if kind in MIXED and dice.random() < MIXED[kind] else case
         if case.ranks <= most and case.valid:
-            return _with_offload(random.Random(f"{seed}/{index}/offload"), case) if kind == "dense" else case
+            case = _with_offload(random.Random(f"{seed}/{index}/offload"), case) if kind == "dense" else case
+            return _with_transfer(random.Random(f"{seed}/{index}/transfer"), case) if kind in TRANSFERRED else case
 
 
 WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
 """Schedules of whole sequences."""
+TRANSFERRED = ("dense", "muon")
+"""Kinds some of whose models have the hyper-parameters of a base."""
 MIXED = {"context": 0.3, "slices": 0.3, "latent": 0.6, "muon": 0.3, "phases": 0.3}
 """Kinds that have experts, too, and in what share of their cases."""
 
@@ -418,6 +421,16 @@ def _with_offload(dice: random.Random, case: Case) -> Case:
     return replace(case, layout=case.layout | {"sharding": case.layout["sharding"] | {"offload": share}})
 
 
+def _with_transfer(dice: random.Random, case: Case) -> Case:
+    """``case`` with hyper-parameters of a base of another width, and at times of another depth, one time out of three."""
+    base = {"hidden": dice.choice([8, 24, 64]), "head_width": dice.choice([None, 16])}
+    deep = {"layers": dice.choice([1, 6])} if dice.random() < 0.5 else {}
+    optimizer = case.optimizer | ({"muon": case.optimizer["muon"] | {"scale": "aspect"}} if "muon" in case.optimizer else {})
+    model = case.model | {"transfer": {"kind": "completep" if deep else "mup", **base, **deep}}
+    other = replace(case, model=model, optimizer=optimizer, precision="fp64")
+    return other if dice.random() < 1 / 3 and other.valid else case
+
+
 def _with_phases(dice: random.Random, case: Case) -> Case:
     """``case`` with one or two phases before its last one: of other batches, shorter sequences or both, each of a step or two."""
     case = dice.choice([lambda dice, case: case, lambda dice, case: case, _with_context, _with_slices])(dice, case)
@@ -578,6 +591,7 @@ def traits(case: Case) -> dict[str, Any]:
             "buckets": run["bucket_mb"],
             "offload": layout["sharding"].get("offload", 0.0),
             "rope": case.model.get("rope", {}).get("kind"),
+            "transfer": case.model.get("transfer", {}).get("kind"),
         }
         | _traits_of_context(case)
         | _traits_of_slices(case)

@@ -24,6 +24,7 @@ from trainer.checkpoint.pieces import whole
 from trainer.checkpoint.shards import PieceSnapshot, Reader, write_rank
 from trainer.checkpoint.tuned import Merged, open_reader
 from trainer.convert import distributed, gguf
+from trainer.convert.folding import FoldedReader, folded
 from trainer.convert.rules import rules
 from trainer.convert.tokenizer import TEMPLATE, chat_template, find_tokenizer, from_gguf, generation_of, named_in_gguf, write_files
 from trainer.models.encoder_decoder import network
@@ -56,7 +57,7 @@ def export_weights(
     with _made(checkpoint, target) as (work, model, reader):
         work.mkdir()
         tokenizer = tokenizer or find_tokenizer(checkpoint)
-        write_files(work, tokenizer, model, _places(checkpoint, reader))
+        write_files(work, tokenizer, model, _places(checkpoint, reader.reader))
         ends = {name: token for name, token in json.loads((work / GENERATION).read_text()).items() if name in (*NAMED, DECODER_START)}
         write_json(work / "config.json", to_config(model) | ends | {"torch_dtype": str(dtype).removeprefix("torch.")})
         _write_tensors(work, _exported(reader, model, dtype))
@@ -66,7 +67,7 @@ def export_weights(
 def export_gguf(checkpoint: Path, target: Path, dtype: str = "float16", tokenizer: Path | None = None) -> ResolvedModelConfig:
     """Writes the GGUF file ``target``, with matrices as ``dtype`` (float16 or q8_0); arguments and errors as for ``export_weights``."""
     with _made(checkpoint, target) as (work, model, reader):
-        tokenizer, places = tokenizer or find_tokenizer(checkpoint), _places(checkpoint, reader)
+        tokenizer, places = tokenizer or find_tokenizer(checkpoint), _places(checkpoint, reader.reader)
         gguf.write_file(work, model, _exported(reader, model, torch.float32), dtype, tokenizer, places)
     return model
 
@@ -87,13 +88,15 @@ def _places(checkpoint: Path, reader: Reader | Merged) -> list[Path]:
 
 
 @contextmanager
-def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelConfig, Reader | Merged]]:
-    """Yields a temporary path that becomes ``target`` on success (see ``placed``), the model, and the reader of the checkpoint."""
+def _made(checkpoint: Path, target: Path) -> Iterator[tuple[Path, ResolvedModelConfig, FoldedReader]]:
+    """Yields a temporary path that becomes ``target`` on success (see ``placed``), the model as others know it, and the reader of the
+    checkpoint."""
     found = _find(checkpoint)
     try:
         with placed(target) as work:
             manifest = read_manifest(found)
-            yield work, resolve_model(from_dict(ModelConfig, manifest["model"], "model.")), open_reader(found, manifest)
+            model, reader = resolve_model(from_dict(ModelConfig, manifest["model"], "model.")), open_reader(found, manifest)
+            yield work, folded(model), FoldedReader(reader, model)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
     except (OSError, SafetensorError) as error:
@@ -198,7 +201,7 @@ def _find(path: Path) -> FoundCheckpoint:
     return FoundCheckpoint(0, 0, newest)
 
 
-def _exported(reader: Reader | Merged, model: ResolvedModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _exported(reader: FoldedReader, model: ResolvedModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yields their names and tensors, one of our parameters at a time."""
     for rule in rules(model):
         piece = whole(rule.ours, reader.shapes.get(rule.ours, ()))

@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
     def __init__(self, c: ResolvedModelConfig, output_std: float, core: AttentionCore, rotary: Rotary | None):
         super().__init__()
-        self.qkv = Linear(c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_width), c.init_std, "qkv" in c.biases, cut=Shard(0))
+        self.qkv = Linear(c.hidden, (c.kv_heads, c.heads // c.kv_heads + 2, c.head_width), c.matrix_std, "qkv" in c.biases, cut=Shard(0))
         self.query_norm, self.key_norm = head_norm(c, c.heads), head_norm(c, c.kv_heads)
         self.rotary = rotary
         self.core = core

@@ -85,7 +85,7 @@ class Router(ParameterModule):
         super().__init__()
         self.experts = c.experts
         own = {"tensor": Partial()}
-        self.own("weight", (c.experts.count, c.hidden), ParameterSpec(Init(c.init_std), "matrices", own))
+        self.own("weight", (c.experts.count, c.hidden), ParameterSpec(Init(c.few_std), "matrices", own))
         if c.experts.router_bias:
             self.own("bias", (c.experts.count,), ParameterSpec(Init(), placement=own))
         else:
@@ -172,10 +172,10 @@ class MixtureOfExperts(nn.Module):
         e, outputs = c.experts, (2, c.expert_ffn) if c.gated else (c.expert_ffn,)
         self.activation = ACTIVATIONS[c.activation]
         self.router, self.dispatcher = Router(c), Dispatcher()
-        self.up = ExpertLinear(e.count, c.hidden, outputs, c.init_std, width=len(outputs))
+        self.up = ExpertLinear(e.count, c.hidden, outputs, c.matrix_std, width=len(outputs))
         self.down = ExpertLinear(e.count, c.expert_ffn, (c.hidden,), down_std, width=2)
         self.shared = MLP(replace(c, ffn=e.shared_ffn), down_std) if e.shared_ffn else None
-        self.shared_gate = Linear(c.hidden, (1,), c.init_std, bias=False) if e.shared_ffn and e.shared_gate else None
+        self.shared_gate = Linear(c.hidden, (1,), c.few_std, bias=False) if e.shared_ffn and e.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.dispatcher.own(x)

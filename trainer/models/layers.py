@@ -205,7 +205,7 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[c.activation]
         outputs = (2, c.ffn) if c.gated else (c.ffn,)
-        self.up = Linear(c.hidden, outputs, c.init_std, "up" in c.biases, cut=Shard(len(outputs) - 1))
+        self.up = Linear(c.hidden, outputs, c.matrix_std, "up" in c.biases, cut=Shard(len(outputs) - 1))
         self.down = Linear(c.ffn, (c.hidden,), down_std, "down" in c.biases, cut=Shard(1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -246,5 +246,5 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def residual_std(c: ResolvedModelConfig, name: str) -> float:
     """Returns the initial std of the matrices ``name`` that write to the residual stream: the sum of 2 L of them keeps its scale (GPT-2),
-    or begins as zero."""
-    return 0.0 if name in c.zero_init else c.init_std / math.sqrt(2 * c.layers)
+    or begins as zero. Where a base's values are carried over, its layers count."""
+    return 0.0 if name in c.zero_init else c.matrix_std / math.sqrt(2 * (c.transfer.layers or c.layers))

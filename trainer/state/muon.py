@@ -31,8 +31,10 @@ COEFFICIENTS = (3.4445, -4.775, 2.0315)
 SCALES: dict[str, Callable[[int, int], float]] = {
     "rms": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
     "spectral": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "aspect": lambda rows, columns: math.sqrt(rows / columns),
 }
-"""Factors of an update, by ``optimizer.muon.scale``."""
+"""Factors of an update, by ``optimizer.muon.scale``. With ``aspect`` an update changes outputs alike in any width (Yang et al. 2023, arXiv
+2310.17813, condition 1)."""
 
 
 def orthogonalised(x: Tensor, steps: int, eps: float) -> Tensor:

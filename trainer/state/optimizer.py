@@ -84,9 +84,9 @@ class AdamW:
             if wide:
                 torch._foreach_mul_(gradients, factor)
             rate, decay = lr * self.config.lr_factor(group), self.config.weight_decay_of(group)
-            self._update(pieces, rate, decay, None if wide else (1 / factor).float(), skip)
+            self._update(pieces, rate, decay, self.config.eps_of(group), None if wide else (1 / factor).float(), skip)
 
-    def _update(self, pieces: Sequence[OptimizerShard], lr: float, decay: float, scale: Tensor | None, skip: Tensor) -> None:
+    def _update(self, pieces: Sequence[OptimizerShard], lr: float, decay: float, eps: float, scale: Tensor | None, skip: Tensor) -> None:
         cautious = self.config.cautious and decay > 0
         for part in _parts(pieces, cautious):
             weights, gradients, *moments = map(list, zip(*part, strict=True))
@@ -103,7 +103,7 @@ class AdamW:
                 beta1=self.config.beta1,
                 beta2=self.config.beta2,
                 weight_decay=0.0 if cautious else decay,
-                eps=self.config.eps,
+                eps=eps,
                 amsgrad=False,
                 maximize=False,
                 grad_scale=scale,

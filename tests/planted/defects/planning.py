@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 SPACE, POLICY = "launcher/planning/space.py", "launcher/search/policy.py"
+COORDINATES = "tests/trainer/test_coordinates.py"
 ARMS = "launcher/search/arms.py"
 
 DEFECTS = [
@@ -119,5 +120,26 @@ DEFECTS = [
         "same = np.array([[one.same(other) for other in found] for one in found])",
         "same = np.eye(len(found), dtype=bool)",
         "tests/search/test_loss_search.py",
+    ),
+    Defect(
+        "the change of activations is taken for their size",
+        "trainer/coordinates.py",
+        "[b - a for a, b in",
+        "[b for a, b in",
+        COORDINATES,
+    ),
+    Defect(
+        "only activations that shrink are told",
+        "launcher/planning/coordinates.py",
+        "power > TOLERANCE",
+        "power < -TOLERANCE",
+        COORDINATES,
+    ),
+    Defect(
+        "a wider model has the heads of the narrow one",
+        "launcher/planning/coordinates.py",
+        'heads=scaled(model, "heads", model.heads, width)',
+        "heads=model.heads",
+        COORDINATES,
     ),
 ]

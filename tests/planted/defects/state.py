@@ -7,6 +7,7 @@ from tests.planted.defect import Defect
 BUCKET, OPTIMIZER = "trainer/state/bucket.py", "trainer/state/optimizer.py"
 LAYOUTS = "tests/numerics/test_layouts_agree.py tests/numerics/test_matrix.py"
 MUON = "tests/numerics/test_matrix.py tests/trainer/test_muon.py"
+TRANSFER = "tests/trainer/test_transfer.py"
 ORACLE = "tests/numerics/test_plain_oracle.py"
 
 DEFECTS = [
@@ -214,5 +215,33 @@ DEFECTS = [
         'kind = manifest.get("optimizer", "adamw")',
         "kind = optimizer",
         "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "matrices of a wider model have the learning rate of the base",
+        "trainer/shared/run/transfer.py",
+        "super().lr_factor(group) / self._matrix(group)",
+        "super().lr_factor(group)",
+        TRANSFER,
+    ),
+    Defect(
+        "epsilon does not shrink with the gradients of a deeper model",
+        "trainer/shared/run/transfer.py",
+        "self.deeper if group in BLOCKS else 1",
+        "1",
+        TRANSFER,
+    ),
+    Defect(
+        "matrices that write to the residual stream count the layers of the model, not of the base",
+        "trainer/models/layers.py",
+        "(c.transfer.layers or c.layers)",
+        "c.layers",
+        TRANSFER,
+    ),
+    Defect(
+        "keys are exported with the factor of scores, too",
+        "trainer/convert/folding.py",
+        "groups[:, :-2] *= times",
+        "groups[:, :-1] *= times",
+        TRANSFER,
     ),
 ]

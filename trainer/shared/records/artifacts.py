@@ -39,7 +39,7 @@ CHECKPOINTS = "checkpoints"
 CHECKPOINT_NAME = re.compile(r"step-(?P<step>\d+)-start-(?P<start>\d+)")
 """Folder of an artifact's checkpoints, as of a trial's."""
 BLOCK = 1 << 20
-NOT_SHAPE = ("dropout", "attention", "init_std", "zero_init")
+NOT_SHAPE = ("dropout", "attention", "init_std", "zero_init", "transfer")
 """Fields of a model in which a run may differ from the checkpoint that it reads."""
 OTHER_BASE = "give the model of the base, or another tune.base"
 """Remedy where the base has another model."""

@@ -14,6 +14,7 @@ from trainer.shared.run.read import from_record
 from trainer.shared.run.resolved import ResolvedModelConfig, ResolvedOptimizerConfig
 from trainer.shared.run.schema import GATED, LayoutConfig, ModelConfig, TrainConfig
 from trainer.shared.run.spans import written_tokens
+from trainer.shared.run.transfer import score_factor
 
 T = TypeVar("T")
 
@@ -60,9 +61,11 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
         **chosen,
         kv_heads=model.kv_heads or model.heads,
         ffn=ffn,
-        init_std=family.init_scale / math.sqrt(model.hidden) if model.init_std is None else model.init_std,
+        init_std=family.init_scale / math.sqrt(model.transfer.hidden or model.hidden) if model.init_std is None else model.init_std,
         head_width=head,
-        attention_scale=model.attention_scale or family.attention_scale or 1 / math.sqrt(head + further),
+        attention_scale=model.attention_scale or (family.attention_scale or 1 / math.sqrt(head + further)) * score_factor(model, head),
+        residual_scale=model.residual_scale or 1 / model.deeper,
+        logit_scale=model.logit_scale or 1 / model.wider,
         encoder_layers=(model.layers // 2 if family.encoder_decoder else 0) if model.encoder_layers is None else model.encoder_layers,
         decoder_seq=model.decoder_seq or (written_tokens(model.seq) if family.encoder_decoder else 0),
     )

@@ -39,7 +39,7 @@ class MuonConfig:
     nesterov: bool = key(True, "the newest gradient counts once more")
     steps: int = key(5, "Newton-Schulz iterations", minimum=1, maximum=100)
     scale: str = key("rms", "factor of an update: rms = 0.2 sqrt(max(rows, columns)), the size of AdamW's, so that its lr and weight_decay can stay; "
-        "spectral = sqrt(max(1, rows / columns))", choices=("rms", "spectral"))
+        "spectral = sqrt(max(1, rows / columns)); aspect = sqrt(rows / columns), which model.transfer needs", choices=("rms", "spectral", "aspect"))
     cautious: bool = key(False, "weights of matrices decay only where the update makes them smaller")
 
 

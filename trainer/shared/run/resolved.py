@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from trainer.shared.run.optimizer import ORTHOGONALIZED, OptimizerConfig
@@ -25,6 +26,8 @@ class ResolvedModelConfig(ModelConfig):
     biases: list[str] = field()
     residual: str = field()
     attention_scale: float = field()
+    residual_scale: float = field()
+    logit_scale: float = field()
     encoder_layers: int = field()
     decoder_seq: int = field()
 
@@ -41,6 +44,16 @@ class ResolvedModelConfig(ModelConfig):
     def gated(self) -> bool:
         """Returns whether the MLP has a gate."""
         return self.activation in GATED
+
+    @property
+    def matrix_std(self) -> float:
+        """Returns the initial standard deviation of matrices of blocks, by the inputs that they add up."""
+        return self.init_std / math.sqrt(self.wider)
+
+    @property
+    def few_std(self) -> float:
+        """Returns that of matrices with few outputs whatever the width, such as a router's."""
+        return self.init_std / self.wider
 
     @property
     def query_width(self) -> int:
@@ -103,6 +116,10 @@ class ResolvedOptimizerConfig(OptimizerConfig):
         """Returns the learning rate of a group of parameters over ``lr``."""
         own: float | None = getattr(self.groups, group).lr
         return 1.0 if own is None else own / self.lr
+
+    def eps_of(self, group: str) -> float:
+        """Returns AdamW's epsilon for a group of parameters."""
+        return self.eps
 
     def weight_decay_of(self, group: str) -> float:
         own: float | None = getattr(self.groups, group).weight_decay

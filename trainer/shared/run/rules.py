@@ -40,6 +40,7 @@ from trainer.shared.run.limits.training import (
     check_tracking_uri,
     check_validation,
 )
+from trainer.shared.run.limits.transfer import check_transferred
 from trainer.shared.run.phases import PhaseTable, resolve_phases
 from trainer.shared.run.resolved import ResolvedLayoutConfig, ResolvedTrainConfig
 from trainer.shared.run.schema import PhaseConfig, TrainConfig
@@ -86,6 +87,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     check_tracking_uri(config.tracking.uri)
     check_validation(config)
     check_optimizer(config.optimizer)
+    check_transferred(config)
     check_moments(config)
     check_eight_bits(config)
     check_async_tensor(config)

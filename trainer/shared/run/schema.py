@@ -34,6 +34,7 @@ TASKS = ("train", "evaluate", "generate", "inference", "probe")
 METHODS = ("full", "lora", "adapter", "prompt", "p_tuning", "ia3")
 TARGETS = MATRICES
 """Matrices that LoRA may be added to."""
+TRANSFERS = ("none", "mup", "completep")
 ZEROED = ("output", "down", "head")
 """Matrices that may begin as zero: what they multiply still learns, one step later."""
 
@@ -95,6 +96,19 @@ class LatentConfig:
 
 
 @dataclass
+class TransferConfig:
+    """Hyper-parameters found with a small base model, carried over to this one: initial weights, learning rates, weight decays and epsilon are
+    told as those of the base, and follow from them by the ratios of width and depth."""
+
+    kind: str = key("none", "none, mup (over widths; Yang et al. 2022, arXiv 2203.03466), or completep (over widths and depths; Dey et al. 2025, "
+        "arXiv 2505.01618)", choices=TRANSFERS)
+    hidden: Optional[int] = key(None, "mup, completep: model.hidden of the base", minimum=1, maximum=10_000_000)
+    layers: Optional[int] = key(None, "completep: model.layers of the base", minimum=1, maximum=100_000)
+    head_width: Optional[int] = key(None, "mup, completep: model.head_width of the base; null = that of this model, which has more heads",
+        minimum=1, maximum=10_000_000)
+
+
+@dataclass
 class ModelConfig:
     """The shape of the network. null: as the family has it (trainer/shared/families)."""
 
@@ -115,7 +129,7 @@ class ModelConfig:
         "softmax, matmul)", choices=("fused", "unfused"))
     rope_theta: float = key(10000.0, "base of the rotary position embedding (llama)", minimum=1)
     norm_eps: float = key(1e-5, "epsilon of the normalisation layers", minimum=0)
-    init_std: Optional[float] = key(None, "standard deviation of initial weights; null = 0.64 / sqrt(hidden)", minimum=0)
+    init_std: Optional[float] = key(None, "standard deviation of initial weights; null = 0.64 / sqrt(hidden); with model.transfer, of the base's", minimum=0)
     zero_init: list[str] = key(list, "matrices that begin as zero: those that write to the residual stream (output, down), the head",
         choices=ZEROED, empty=True)
     head_width: Optional[int] = key(None, "width of a head; null = hidden / heads", minimum=1, maximum=10_000_000)
@@ -133,10 +147,10 @@ class ModelConfig:
     full_every: int = key(0, "every k-th block attends to all positions in spite of model.window; 0 = none does", minimum=0, maximum=MOST)
     score_cap: Optional[float] = key(None, "attention scores become cap tanh(score / cap); null = they stay", above=0)
     logit_cap: Optional[float] = key(None, "logits likewise", above=0)
-    attention_scale: Optional[float] = key(None, "factor of attention scores; null = 1 / sqrt(width of a query)", above=0)
+    attention_scale: Optional[float] = key(None, "factor of attention scores; null = 1 / sqrt(width of a query), or by model.transfer", above=0)
     embedding_scale: float = key(1.0, "factor of token embeddings", above=0)
-    residual_scale: float = key(1.0, "factor of what attention and MLP add to the residual stream", above=0)
-    logit_scale: float = key(1.0, "factor of logits", above=0)
+    residual_scale: Optional[float] = key(None, "factor of what attention and MLP add to the residual stream; null = 1, or by model.transfer", above=0)
+    logit_scale: Optional[float] = key(None, "factor of logits; null = 1, or by model.transfer", above=0)
     predicted_tokens: int = key(0, "further tokens that modules at the end predict (planned, not trained yet)", minimum=0, maximum=100)
     encoder_layers: Optional[int] = key(None, "how many of them, from the first, are an encoder's; null = by family (t5: half; others: none)",
         minimum=0, maximum=100_000)
@@ -147,6 +161,17 @@ class ModelConfig:
     rope: RopeConfig = key(RopeConfig, "scaling of rotary positions")
     experts: ExpertsConfig = key(ExpertsConfig, "mixture of experts")
     latent: LatentConfig = key(LatentConfig, "multi-head latent attention")
+    transfer: TransferConfig = key(TransferConfig, "hyper-parameters of a small base, carried over")
+
+    @property
+    def wider(self) -> float:
+        """Returns the width over that of the base."""
+        return self.hidden / self.transfer.hidden if self.transfer.hidden else 1.0
+
+    @property
+    def deeper(self) -> float:
+        """Returns the depth over that of the base."""
+        return self.layers / self.transfer.layers if self.transfer.layers else 1.0
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError, divisors, listed
+from trainer.shared.run.limits.transfer import check_transfer
 from trainer.shared.run.resolved import ResolvedModelConfig
 from trainer.shared.run.schema import ExpertsConfig, LatentConfig, ModelConfig, RopeConfig
 
@@ -40,6 +41,7 @@ def check_model(given: ModelConfig) -> None:
     _check_latent(model)
     _check_experts(model)
     _check_stacks(given, model)
+    check_transfer(model)
 
 
 ONE_STACK: dict[str, Any] = {

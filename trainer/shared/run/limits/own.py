@@ -14,7 +14,7 @@ from trainer.shared.run.schema import TrainConfig
 from trainer.shared.run.tuning import PROMPTS
 
 OWN_KEYS = (
-    *("run.phases", "run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init"),
+    *("run.phases", "run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init", "model.transfer."),
     *("layout.sharding.offload", "run.offload_path"),
     *("optimizer.kind", "optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups.", "optimizer.muon."),
     "optimizer.cautious",
