@@ -12,8 +12,8 @@ from launcher.cost.inputs.shape import CHOSEN, Shape
 from launcher.cost.prediction import as_run
 from launcher.tables.canonical import COLUMNS, written
 from trainer.shared.families.registry import FAMILIES
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.rules import resolve_model
 from trainer.shared.run.schema import LayoutConfig, ModelConfig, TrainConfig
 
 ORDER = LayoutConfig().order

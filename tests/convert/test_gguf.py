@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from math import log
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from trainer.shared.records.model_files import check_same
 from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import flatten
-from trainer.shared.run.schema import DataConfig, ExpertsConfig, ModelConfig, RopeConfig
+from trainer.shared.run.schema import DataConfig, ExpertsConfig, LatentConfig, ModelConfig, RopeConfig
 
 pytestmark = MARKS
 
@@ -66,9 +67,27 @@ SHAPES = {
     # all experts are visited: weights of 8 bits may move a token to another one
     "mixtral": ModelConfig(family="mixtral", kv_heads=2, ffn=64, experts=ExpertsConfig(count=4, active=4), **SMALL),  # type: ignore[arg-type]
     "qwen3_moe": ModelConfig(family="qwen3_moe", kv_heads=2, head_width=16, experts=ExpertsConfig(count=6, active=3, ffn=32), **SMALL),  # type: ignore[arg-type]
+    "deepseek_v2": ModelConfig(
+        family="deepseek_v2",
+        latent=LatentConfig(kv_rank=32, query_rank=32, rotary=4, value=12),
+        attention_scale=(1 + 0.0707 * log(2)) ** 2 / 12**0.5,
+        rope=RopeConfig("yarn", factor=2.0, original=32, magnitude=1.0),
+        experts=ExpertsConfig(count=4, active=4, ffn=32, shared_ffn=64, dense_layers=1, normalized=False),
+        **SMALL,
+    ),  # type: ignore[arg-type]
+    "deepseek_v3": ModelConfig(
+        family="deepseek_v3",
+        latent=LatentConfig(kv_rank=32, query_rank=32, rotary=4, value=8),
+        tied=False,
+        experts=ExpertsConfig(
+            **{"count": 4, "active": 4, "ffn": 32, "shared_ffn": 32, "dense_layers": 1, "router": "sigmoid", "scale": 2.5},
+            correction=0.0,
+        ),
+        **SMALL,
+    ),  # type: ignore[arg-type]
     "gpt_neox": ModelConfig(family="gpt_neox", rope=RopeConfig(share=0.25), **WIDE),  # type: ignore[arg-type]
 }
-UNREAD = ("mixtral", "llama3", "gemma2", "olmo2", "phi3 longrope", "granite", "smollm3", "gpt_neox")
+UNREAD = ("mixtral", "llama3", "gemma2", "olmo2", "phi3 longrope", "granite", "smollm3", "gpt_neox", "deepseek_v2", "deepseek_v3")
 """Of which transformers reads no file, or not all of what it says."""
 TEXT = "def f(x):\n    return 'über', 1234  # <|endoftext|> \t\U0001f680"
 

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ LONG = RopeConfig("longrope", factor=4.0, original=16, short=[1 + i / 16 for i i
 def test_llama_cpp_gives_the_next_token_our_probabilities(name: str, corpus: Path, tmp_path: Path) -> None:
     model = SHAPES[name]
     changes = WIDER | {"kv_heads": model.kv_heads and 2, "head_width": model.head_width and 32}
+    changes |= {"attention_scale": (1 + 0.0707 * log(2)) ** 2 / 36**0.5} if name == "deepseek_v2" else {}
     changes |= {"embedding_scale": 8.0} if name.startswith("gemma") else {"rope": LONG} if model.rope.kind == "longrope" else {}
     resolved = resolve_model(dataclasses.replace(model, **changes))
     network = ours(resolved, seed=1)

@@ -125,6 +125,8 @@ def header(model: ResolvedModelConfig, form: GgufFormat) -> dict[str, Any]:
         fields |= {"rope.scaling.original_context_length": model.rope.original, "rope.scaling.attn_factor": angles(model, 0).magnitude}
     values = flatten(model)
     fields |= {one.name: one.write(values[ours]) for ours, one in form.fields.items() if values[ours] is not None}
+    fields |= {name: made(values) for name, made in form.stated.items()}
+    fields = {name: value for name, value in fields.items() if value is not None}
     return {f"{form.architecture}.{name}": value for name, value in fields.items()}
 
 
@@ -153,6 +155,8 @@ def name_there(name: str, model: ResolvedModelConfig) -> str:
     assert family.gguf is not None
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.gguf.architecture.upper()], model.layers)
     name = EXPERT.sub(".experts.", name)
+    for end, theirs in family.gguf.renamed.items():
+        name = name.removesuffix(end) + theirs if name.endswith(end) else name
     known = (names.get_name(n, (".weight", ".bias")) for n in (name, name.removeprefix(family.hub.root)))
     return str(next(filter(None, known)))
 

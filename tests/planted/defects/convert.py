@@ -54,4 +54,18 @@ DEFECTS = [
         "tied is None or bool(tied)",
         "tests/convert/test_t5.py -k random_networks",
     ),
+    Defect(
+        "a file of DeepSeek's says a key's length without that of its position",
+        "trainer/shared/families/deepseek_v2.py",
+        '"attention.key_length": lambda model: model["head_width"] + model["latent.rotary"],',
+        '"attention.key_length": lambda model: model["head_width"],',
+        "tests/convert/test_gguf.py",
+    ),
+    Defect(
+        "scores of a stretched DeepSeek from a file are scaled by YaRN's factor alone, not by its square",
+        "trainer/shared/families/deepseek_v2.py",
+        '{"attention_scale": magnitude**2 / math.sqrt(width), "rope.magnitude": 1.0}',
+        '{"attention_scale": magnitude / math.sqrt(width), "rope.magnitude": 1.0}',
+        "tests/convert/test_gguf.py",
+    ),
 ]

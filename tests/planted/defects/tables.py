@@ -105,4 +105,18 @@ DEFECTS = [
         "next((trial for trial in ranked[1:]), None)",
         "tests/results/test_report.py",
     ),
+    Defect(
+        "the model of a row forgets what it does otherwise than its family",
+        "launcher/tables/cases.py",
+        'return from_dict(ModelConfig, keys | changes, "model_changes: model.")',
+        'return from_dict(ModelConfig, keys, "model_changes: model.")',
+        "tests/cost/test_own_table.py",
+    ),
+    Defect(
+        "a published T5 has the blocks of one stack in both",
+        "benchmarks/published/pairs.py",
+        '"layers": read + written, "encoder_layers": read,',
+        '"layers": read, "encoder_layers": read // 2,',
+        "tests/published/test_pairs.py",
+    ),
 ]

@@ -9,6 +9,7 @@ import dataclasses
 
 from trainer.shared.families import deepseek_v2
 from trainer.shared.families.family import ConfigKey, Family
+from trainer.shared.families.gguf import GgufField
 
 BEFORE = deepseek_v2.FAMILY.hub
 FAMILY = Family(
@@ -26,5 +27,14 @@ FAMILY = Family(
             ConfigKey("latent.interleaved", "rope_interleave", default=True),
             ConfigKey("predicted_tokens", "num_nextn_predict_layers", older="num_mtp_layers", default=0),
         ),
+    ),
+    gguf=dataclasses.replace(
+        deepseek_v2.FILE,
+        fields={
+            **deepseek_v2.FILE.fields,
+            "experts.groups": GgufField("expert_group_count"),
+            "experts.active_groups": GgufField("expert_group_used_count"),
+        },
+        suits=lambda fields: fields.get(deepseek_v2.GATING) == 2,
     ),
 )

@@ -20,12 +20,16 @@ class GgufField:
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFormat:
-    """``implied`` returns keys of the model, by dotted names, that llama.cpp's network of this architecture has without a field, for the
-    keys read from the fields."""
+    """``implied`` returns keys of the model, by dotted names, that llama.cpp's network of this architecture has without a field of their
+    own, for the keys read from fields and the fields behind the architecture. ``suits`` tells from these whether a file is of this family
+    where several share an architecture."""
 
     architecture: str
     fields: Mapping[str, GgufField] = field(default_factory=dict)  # by dotted keys of the model, besides those of every architecture
     implied: Callable[[Config], dict[str, Any]] = lambda given: {}
+    stated: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)  # fields made from several keys; None: there is none
+    suits: Callable[[Config], bool] = lambda fields: True
+    renamed: Mapping[str, str] = field(default_factory=dict)  # ends of names at the hub, and what ``gguf`` calls them
     arranged: Mapping[str, str] = field(default_factory=dict)  # differences from the hub's tensors, by the end of their name there
     partial: bool = False  # a part of each head may turn
 

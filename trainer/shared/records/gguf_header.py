@@ -34,6 +34,8 @@ BIASES = {"qkv": "attn_qkv attn_q", "output": "attn_output", "up": "ffn_up", "do
 """Tensors of a block that have a bias if a matrix has one."""
 FACTORS = {"rope_freqs.weight": "llama3", "rope_factors_short.weight": "longrope", "rope_factors_long.weight": "longrope"}
 """Tensors of divisors of the rotary frequencies, a number for each pair of dimensions, and the kind of scaling that they mean."""
+CORRECTION = ".exp_probs_b."
+"""A tensor of the corrections of experts' scores in the choice, which stay as they are."""
 F32, ALIGNMENT = 0, 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -72,7 +74,13 @@ def model_in(header: Header, source: Path) -> ResolvedModelConfig:
     architecture = fields.get("general.architecture")
     families = {(form.architecture, form.mixes): one for one in reversed(FAMILIES.values()) if (form := one.gguf)}  # of several, the first
     mixes = bool(fields.get(f"{architecture}.expert_count"))
-    family = families.get((str(architecture), mixes))
+    raw = {
+        name.removeprefix(f"{architecture}."): shortest(value) if isinstance(value, float) else value
+        for name, value in fields.items()
+        if name.startswith(f"{architecture}.")
+    }
+    alike = [one for one in FAMILIES.values() if (form := one.gguf) and (form.architecture, form.mixes) == (architecture, mixes)]
+    family = next((one for one in alike if one.gguf and one.gguf.suits(raw)), None)
     if family is None or family.gguf is None:
         known_there = ", ".join(f"{name} with experts" if mixing else name for name, mixing in families)
         raise ConfigError(f"{source}: general.architecture={architecture!r}{' with experts' * mixes} cannot be imported; use {known_there}")
@@ -83,7 +91,7 @@ def model_in(header: Header, source: Path) -> ResolvedModelConfig:
     width = int(width or lengths["hidden"] // max(1, lengths["heads"]))
     scaling = _scaling(fields, f"{architecture}.rope.scaling.", source)
     known = {f"rope.scaling.{name}" for name in SCALED[scaling["kind"].replace("default", "none")].values()}
-    known |= {one.name for one in family.gguf.fields.values()}
+    known |= {one.name for one in family.gguf.fields.values()} | family.gguf.stated.keys()
     turning = fields.get(f"{architecture}.rope.dimension_count")
     if family.gguf.partial and turning and turning < width:
         scaling["share"] = turning / width
@@ -104,10 +112,12 @@ def model_in(header: Header, source: Path) -> ResolvedModelConfig:
     for ours, one in family.gguf.fields.items():
         if (value := fields.get(f"{architecture}.{one.name}")) is not None:
             facts[ours] = one.read(shortest(value) if isinstance(value, float) else value)
-    implied = family.gguf.implied({"head_width": width} | facts | lengths)
+    if any(CORRECTION in name for name in tensors):
+        facts["experts.correction"] = 0.0
+    implied = family.gguf.implied(raw | {"head_width": width} | facts | lengths)
     facts["rope"] |= {key.removeprefix("rope."): value for key, value in implied.items() if key.startswith("rope.")}
-    facts |= {key: value for key, value in implied.items() if not key.startswith("rope.")}
-    model = from_dict(ModelConfig, nested(facts | lengths), "model.")
+    told = {key: value for key, value in implied.items() if not key.startswith("rope.")}
+    model = from_dict(ModelConfig, nested(facts | lengths | told), "model.")
     check_model(model)
     return resolve_model(model)
 
