@@ -123,7 +123,7 @@ class Submission:
         """Records the intent, submits, and records the id. ``QueueFull`` and ``NoArray`` leave nothing. One request needs no array."""
         jobs = [request.job for request in requests]
         of_stage = f"-{jobs[0].trial}" if jobs[0].stage else ""
-        name = f"trireme-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
+        name = f"{jobs[0].cluster.name_prefix}-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
         folder = _arrays(jobs[0]) / name
         intents = [{"array": name, "index": index if as_array else None, "code": code} for index in range(len(jobs))]
         for request, intent in zip(requests, intents):
