@@ -203,7 +203,7 @@ class Submission:
             time.sleep(_LOOK_SECONDS)
 
     def _await_there(self, lock: Path) -> None:
-        """Likewise, of an sbatch on the login node. A folder that the login node does not have holds none."""
+        """Asks the login node likewise. A folder that it does not have holds no lock."""
         seconds = _GRACE_SECONDS if self.client.hurried else min(_EARLIER_SECONDS, ANSWER_SECONDS / 2)
         script = '[ -e "$1" ] || { echo free; exit 0; }; flock --timeout "$2" "$1" echo free || echo held'
         if self.client.answer("sh", "-c", script, "sh", str(lock), str(int(seconds))).split()[-1:] != ["free"]:
