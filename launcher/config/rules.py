@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from trainer.shared.run.tuning import text_model
 
 TOLD_TOGETHER = 8
 """Number of requests arriving at random that count as one step: a line of ``metrics.jsonl``."""
+_PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?")
 GIVEN = ("command", "requests")
 """Parts of a run that the launcher adds (``run_of``)."""
 
@@ -42,6 +44,11 @@ def resolve(config: Config) -> Config:
     """Returns ``config`` with every derived value filled in. Raises ``ConfigError`` for the first rule that it breaks, and if its trainer
     cannot be told it."""
     resolved = settle(config)
+    if not _PREFIX.fullmatch(config.cluster.name_prefix):
+        raise ConfigError(
+            f"cluster.name_prefix={config.cluster.name_prefix!r} cannot begin the name of a job; use up to 20 of a-z, 0-9 and '-', a "
+            "letter first, no '-' last"
+        )
     command_of(resolved)
     return resolved
 

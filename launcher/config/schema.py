@@ -76,6 +76,9 @@ class ClusterConfig:
         None, "price of one rank's device for an hour, in any currency, in which costs are said before and after runs; null = GPU-hours alone are",
         above=0, maximum=MOST,
     )  # fmt: skip
+    name_prefix: str = key(
+        "trireme", "beginning of the names of jobs on Slurm and Kubernetes: up to 20 small letters, digits and '-', first a letter, not '-' last"
+    )
     avoid_s: float = key(
         3600.0, "seconds for which a trial's attempts leave out a node at whose fault an earlier one failed, if enough others are there", minimum=0
     )
@@ -84,9 +87,9 @@ class ClusterConfig:
     """Remedy for a secret in the configuration; ``{name}`` stands for the name of the variable."""
     linger_s: float = key(15.0, "seconds for which a job may continue after its result, to clear up, before it is ended", minimum=0)
 
-    passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s", "linger_s", "price_per_gpu_hour")
+    passing: ClassVar[tuple[str, ...]] = ("start_timeout", "avoid_s", "linger_s", "price_per_gpu_hour", "name_prefix")
     """Keys that cannot change a trial's measurements, and are not part of its identity."""
-    found_by: ClassVar[tuple[str, ...]] = ()
+    found_by: ClassVar[tuple[str, ...]] = ("name_prefix",)
     """Those of ``passing`` that are needed to find a submitted trial again: they keep their values until it has ended."""
 
     runs_here: ClassVar[bool] = False

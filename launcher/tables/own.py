@@ -69,7 +69,7 @@ def own_row(
 
 
 def _choices(model: ModelConfig) -> str:
-    """What a model does otherwise than its family."""
+    """Names the choices in which a model differs from its family."""
     chosen = {name: getattr(resolve_model(model), name) for name in CHOSEN}
     others = {name: value for name, value in chosen.items() if value != FAMILIES[model.family].default(name)}
     words = {name: f"[{','.join(value)}]" if isinstance(value, list) else value for name, value in others.items()}

@@ -35,7 +35,7 @@ class Job:
     @property
     def name(self) -> str:
         """Deterministic job name, at most 50 characters: an orphan is recognised and adopted by it."""
-        return f"trireme-{self.trial}-{self.attempt}"
+        return f"{self.cluster.name_prefix}-{self.trial}-{self.attempt}"
 
     @property
     def config_path(self) -> Path:

@@ -359,7 +359,7 @@ def cluster_of(record: Record, planned: ClusterConfig) -> ClusterConfig:
     if record.status not in UNDER_WAY:
         return planned
     recorded = cluster_from_record(record.cluster)
-    return dataclasses.replace(planned, **{name: getattr(recorded, name) for name in planned.found_by if name in record.cluster})
+    return dataclasses.replace(planned, **{name: getattr(recorded, name) for name in planned.found_by if hasattr(recorded, name)})
 
 
 def recorded_run(record: Record) -> ResolvedTrainConfig:

@@ -203,9 +203,11 @@ def test_what_a_login_node_cannot_have_is_refused_before_it_is_asked(keys: dict[
     assert words in str(caught.value)
 
 
-def test_a_trial_under_way_is_asked_about_where_it_was_submitted(tmp_path: Path) -> None:
-    first, now = (dataclasses.replace(CLUSTER, submit=SubmitConfig(host, ["-p2222"])) for host in ("first", "now"))
+def test_a_trial_under_way_is_asked_about_where_and_as_it_was_submitted(tmp_path: Path) -> None:
+    first, now = (dataclasses.replace(CLUSTER, submit=SubmitConfig(host, ["-p2222"]), name_prefix=host) for host in ("first", "now"))
     record = Record("ab12cd34ef56", tmp_path, Status.SUBMITTED, cluster=json.loads(json.dumps(to_dict(first))))
     assert cluster_of(record, now) == first
+    del record.cluster["name_prefix"]  # of a version that had no such key
+    assert cluster_of(record, now) == dataclasses.replace(first, name_prefix="trireme")
     record.status = Status.DONE
     assert cluster_of(record, now) == now

@@ -111,7 +111,7 @@ class KubernetesCluster(ClusterConfig):
         *("kubeconfig", "context", "queue", "queue_priority", "priority_class", "service_account", "pull_policy", "pull_secrets"),
         *("labels", "annotations", "secrets", "grace_seconds", "unreachable_seconds", "fault_timeout", "deadline_seconds", "ttl_seconds", "keep", "code", "data"),
     )
-    found_by: ClassVar[tuple[str, ...]] = ("kubeconfig", "context")
+    found_by: ClassVar[tuple[str, ...]] = (*ClusterConfig.found_by, "kubeconfig", "context")
     shares_files: ClassVar[bool] = False
     own_network: ClassVar[bool] = True
     takes_launcher: ClassVar[bool] = True

@@ -169,7 +169,7 @@ class Client:
             raise ConfigError(f"{error}; once it answers, start the same command again") from None
 
     def _check_login(self) -> None:
-        """Raises ``ConfigError`` if the login node cannot be reached, or cannot do what is asked of it."""
+        """Raises ``ConfigError`` if the login node cannot be reached, or lacks a program."""
         named = f"cluster.submit.ssh={self.login.host}"
         if self.cluster.python is None and not self.cluster.in_container:
             raise ConfigError(f"{named}: the ranks cannot take this machine's Python; name the cluster's with cluster.python=PATH")

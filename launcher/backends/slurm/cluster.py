@@ -112,7 +112,7 @@ class SlurmCluster(ClusterConfig):
         *("switches_wait", "code", "stop_signal", "requeues", "health_check", "poll_seconds", "visibility_s", "env_from", "env_inherit", "submit"),
     )
     """A training continues from its checkpoints under another time limit or account."""
-    found_by: ClassVar[tuple[str, ...]] = ("submit",)
+    found_by: ClassVar[tuple[str, ...]] = (*ClusterConfig.found_by, "submit")
 
     @property
     def container_runtime(self) -> str:

@@ -123,7 +123,7 @@ class Submission:
         """Records the intent, submits, and records the id. ``QueueFull`` and ``NoArray`` leave nothing. One request needs no array."""
         jobs = [request.job for request in requests]
         of_stage = f"-{jobs[0].trial}" if jobs[0].stage else ""
-        name = f"trireme-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
+        name = f"{jobs[0].cluster.name_prefix}-{jobs[0].sweep}{of_stage}-{uuid.uuid4().hex[:8]}"
         folder = _arrays(jobs[0]) / name
         intents = [{"array": name, "index": index if as_array else None, "code": code} for index in range(len(jobs))]
         for request, intent in zip(requests, intents):
@@ -203,7 +203,7 @@ class Submission:
             time.sleep(_LOOK_SECONDS)
 
     def _await_there(self, lock: Path) -> None:
-        """Likewise, of an sbatch on the login node. A folder that the login node does not have holds none."""
+        """Asks the login node likewise. A folder that it does not have holds no lock."""
         seconds = _GRACE_SECONDS if self.client.hurried else min(_EARLIER_SECONDS, ANSWER_SECONDS / 2)
         script = '[ -e "$1" ] || { echo free; exit 0; }; flock --timeout "$2" "$1" echo free || echo held'
         if self.client.answer("sh", "-c", script, "sh", str(lock), str(int(seconds))).split()[-1:] != ["free"]:

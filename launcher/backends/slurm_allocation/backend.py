@@ -162,7 +162,7 @@ class SlurmAllocationBackend(SlurmBackend):
                 return self._ask(allocation, chosen)
             if allocation.takes_more and not self._watcher.states([allocation.place])[0].status.final:
                 return allocation
-        name = f"trireme-{job.sweep}-{uuid.uuid4().hex[:8]}"
+        name = f"{job.cluster.name_prefix}-{job.sweep}-{uuid.uuid4().hex[:8]}"
         script, _ = self._steward(job, name)
         allocation = Allocation(allocations(job) / name)
         write_text(allocation.folder / "array.sh", script)

@@ -146,7 +146,7 @@ DEFECTS = [
     Defect(
         "a trial is asked about at the login node that the command names now",
         "launcher/backends/slurm/cluster.py",
-        'found_by: ClassVar[tuple[str, ...]] = ("submit",)',
+        'found_by: ClassVar[tuple[str, ...]] = (*ClusterConfig.found_by, "submit")',
         "found_by: ClassVar[tuple[str, ...]] = ()",
         "tests/backends/test_slurm_ssh.py",
     ),
