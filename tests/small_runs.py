@@ -13,13 +13,13 @@ def small(
     optimizer: dict[str, Any] | None = None,
     **layout: Any,
 ) -> dict[str, Any]:
-    """A run of 4 blocks; keyword arguments are the layout."""
+    """A run of 2 blocks and batches of 4; keyword arguments are the layout."""
     return {
-        "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
+        "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
         "layout": {"micro_batch": 1} | layout,
         "data": {"kind": "synthetic"},
         "optimizer": {"lr": 0.01, "warmup_steps": 3} | (optimizer or {}),
-        "run": {"steps": steps, "warmup_steps": 1, "precision": precision, "global_batch": 8, "bucket_mb": 0.05} | (run or {}),
+        "run": {"steps": steps, "warmup_steps": 1, "precision": precision, "global_batch": 4, "bucket_mb": 0.05} | (run or {}),
     }
 
 

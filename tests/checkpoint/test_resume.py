@@ -39,7 +39,7 @@ def config(
     sharding = dict(zip(("params", "grads", "optimizer"), layout.pop("sharding", (1, 1, 1))))
     return {
         "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
-        "layout": {"micro_batch": 2, "sharding": sharding} | layout,
+        "layout": {"micro_batch": 4 // layout.get("data", 1), "sharding": sharding} | layout,  # two of them on any rank
         "data": {"kind": "synthetic"},
         "optimizer": {"kind": kind, "lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS},
         "run": {
@@ -340,6 +340,7 @@ def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: F
     seen = []
     for batch in (4, 2):
         settings = config(copied(straight()[0], tmp_path / f"batch{batch}", 5))
+        settings["layout"]["micro_batch"] = 2
         settings["optimizer"]["lr"] = 0.0  # the loss of a step is then that of its samples
         settings["optimizer"]["min_lr"] = 0.0
         settings["run"] |= {"global_batch": batch, "steps": 5 + 20 // batch}

@@ -28,7 +28,7 @@ VOCAB = 300
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     root = tmp_path_factory.mktemp("spans")
-    text = " ".join(f"{number} is {number * 7919 % 1000}" for number in range(6000))
+    text = " ".join(f"{number} is {number * 7919 % 1000}" for number in range(2000))
     (root / "text.txt").write_text(text)
     data = DataConfig(source=str(root / "text.txt"), path=str(root / "corpus"), vocab=VOCAB)
     prepare(data)
@@ -76,7 +76,7 @@ def test_what_is_read_and_written_restores_the_text_and_every_token_of_a_row_is_
 
 
 def test_fifteen_in_a_hundred_tokens_are_masked_in_spans_of_three(corpus: DataConfig) -> None:
-    maker, raw, draws = spans(corpus, 37), raw_tokens(37), 10_000
+    maker, raw, draws = spans(corpus, 37), raw_tokens(37), 2000
     text, lengths = np.full(raw, (maker.end + 1) % VOCAB), list[int]()
     for number in range(draws):
         row = maker.corrupted(text, number)

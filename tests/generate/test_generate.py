@@ -35,6 +35,8 @@ pytestmark = MARKS
 torch.set_num_threads(1)
 
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 0, 60]]
+COMPARED = ("gpt", "llama grouped tied", "deepseek_v3")
+"""Of the others the gate compares whole forwards: with transformers in tests/convert, and with text here."""
 SAMPLED = Sampling(temperature=0.9, top_k=30, top_p=0.9, repetition_penalty=1.2, seed=11)
 
 
@@ -77,7 +79,9 @@ def test_greedy_text_is_that_of_the_whole_forward_token_by_token(name: str, chec
         assert made.log_probabilities == pytest.approx(likelihood, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in COMPARED else pytest.mark.campaign("generate")) for name in MODELS]
+)
 def test_greedy_text_and_log_probabilities_are_those_of_transformers_on_the_exported_folder(
     name: str, tmp_path: Path, checkpoints: dict[str, Path]
 ) -> None:

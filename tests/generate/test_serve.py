@@ -7,8 +7,6 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.convert.test_logits import SMALL, checkpoint, ours
 from trainer.data.prepare import prepare
 from trainer.generate.generate import PromptRequest, generate
@@ -52,8 +51,8 @@ class Server:
     """A served model, in a process of its own."""
 
     def __init__(self, folder: Path, *words: str):
-        command = [sys.executable, "-m", "trainer.generate.serve", str(folder), "--port", "0", "--dtype", "float64", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = ["-m", "trainer.generate.serve", folder, "--port", "0", "--dtype", "float64", *words]
+        self.process = warm.Process(*command, stdout=warm.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline().rpartition(":")[2].partition("/")[0])
 
@@ -325,6 +324,5 @@ def test_an_address_that_cannot_be_had_is_one_line(folder: Path) -> None:
             (["--port", port], "Address already in use; choose another port"),
             (["--host", "0.0.0.0"], "give --token-file"),
         ):
-            command = [sys.executable, "-m", "trainer.generate.serve", str(folder), *words]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            done = warm.run("-m", "trainer.generate.serve", folder, *words)
             assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

@@ -16,11 +16,11 @@ from tests.small_runs import ranks, small
 
 pytestmark = pytest.mark.slow
 
-S, H, V, LAYERS, STEPS = 16, 64, 128, 2, 3
+S, H, V, LAYERS, STEPS = 16, 64, 128, 2, 2
 BLOCK = 12 * H * H + 13 * H
 ENDS = {"embedding": V * H + S * H, "head": V * H + 2 * H}
 SIZE = 8
-MICRO = 4  # micro-batches of one replica
+MICRO = 2  # micro-batches of one replica
 X = S * H  # one activation
 
 

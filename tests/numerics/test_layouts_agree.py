@@ -15,7 +15,7 @@ CUBE = {"tensor": 2, "pipeline": 2, "data": 2, "sequence_parallel": True}
 
 
 def test_a_layout_has_the_losses_and_norms_of_one_process(farm: Farm) -> None:
-    steps: dict[str, Any] = {"optimizer": {"decay_steps": 20}}
+    steps: dict[str, Any] = {"optimizer": {"decay_steps": 20}, "run": {"global_batch": 8}}
     one = farm.train(small(steps=20, **steps), 1).checked().result
     many = farm.train(small(steps=5, **steps, **CUBE), ranks(CUBE)).checked().result
     assert many["losses"] == pytest.approx(one["losses"][:5], rel=1e-10)

@@ -13,6 +13,7 @@ from tests.small_runs import ranks, small
 pytestmark = pytest.mark.slow
 
 STEPS = 5
+DEEP: dict[str, Any] = {"model": {"layers": 4}, "run": {"global_batch": 8}}
 LAYOUTS: list[dict[str, Any]] = [
     {"tensor": 2, "sequence_parallel": True, "pipeline": 2},
     {"data": 2, "sharding": {"params": 2, "grads": 2, "optimizer": 2}, "pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved"},
@@ -22,7 +23,7 @@ LAYOUTS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def one(farm: Farm) -> dict[str, dict[str, Any]]:
     """The training by one process, by precision."""
-    return {each: farm.train(small(steps=STEPS, precision=each), 1).checked().result for each in ("bf16", "fp16", "fp8")}
+    return {each: farm.train(small(steps=STEPS, precision=each, **DEEP), 1).checked().result for each in ("bf16", "fp16", "fp8")}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def one(farm: Farm) -> dict[str, dict[str, Any]]:
 def test_a_layout_follows_one_process_within_the_precision(
     farm: Farm, one: dict[str, dict[str, Any]], precision: str, loss: float, norm: float, layout: dict[str, Any]
 ) -> None:
-    many = farm.train(small(steps=STEPS, precision=precision, **layout), ranks(layout)).checked().result
+    many = farm.train(small(steps=STEPS, precision=precision, **DEEP, **layout), ranks(layout)).checked().result
     assert many["losses"] == pytest.approx(one[precision]["losses"], rel=loss)
     assert many["grad_norms"] == pytest.approx(one[precision]["grad_norms"], rel=norm)
 

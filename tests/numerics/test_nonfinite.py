@@ -19,7 +19,7 @@ DEEP = {"pipeline": 2, "virtual_pipeline": 2, "schedule": "interleaved", "data":
 
 def planted(farm: Farm, layout: dict[str, Any], rank: int, where: str, **run: Any) -> Finished:
     out = farm.folder()
-    call = farm.write_call(out, planted_ranks, config=small(run={"global_batch": 4} | run, **layout), rank=rank, where=where)
+    call = farm.write_call(out, planted_ranks, config=small(model={"layers": 4}, run=run, **layout), rank=rank, where=where)
     return farm.wait(farm.start(call, ranks(layout), out))
 
 

@@ -54,7 +54,7 @@ def test_each_file_is_one_family_of_its_name_and_the_default_comes_first() -> No
 @pytest.mark.slow
 def test_one_new_file_is_a_family_that_is_trained_planned_and_converted(tmp_path: Path) -> None:
     for place in ("launcher", "trainer", "hydra_plugins", "conf", "recipes"):
-        shutil.copytree(ROOT / place, tmp_path / place, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / place, tmp_path / place)
     (tmp_path / ROOM / "osprey.py").write_text(new_family.FILE)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     program = [sys.executable, str(ROOT / "tests/shared/new_family.py"), str(tmp_path / "weights")]

@@ -51,7 +51,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 
 def run(corpus: DataConfig, family: str = "gpt", **layout: Any) -> dict[str, Any]:
-    config = small(steps=6, model={"family": family, "vocab": 300, "dropout": 0.1}, **layout)
+    config = small(steps=6, model={"family": family, "layers": 4, "vocab": 300, "dropout": 0.1}, run={"global_batch": 8}, **layout)
     return config | {"data": vars(corpus) | {}}
 
 

@@ -77,7 +77,7 @@ def noted(env: RankEnv, folder: Path, config: dict[str, Any]) -> None:
         (folder / "fused.json").write_text(json.dumps(asked))
 
 
-LAYERS, MICRO, STEPS = 2, 4, 2
+LAYERS, MICRO, STEPS = 2, 2, 2
 ALL_LAYERS = [
     ({}, {}, 4, 2),
     ({"recompute": "full"}, {}, 6, 3),

@@ -96,7 +96,7 @@ def test_an_exchange_sends_what_the_formula_says(layout: dict[str, Any], farm: F
     """Of the T K copies of the tokens of a rank, or of all with parts of its experts, those for other ranks: dispatch and return, forward
     and backward, each step and block. Over ranks with parts, tokens are gathered, with numbers and weights of K experts, and sums
     scattered; backward gathers the gradient of the sum, and scatters those of tokens and weights."""
-    steps, rows, seq, hidden = 2, 8, 16, 32
+    steps, rows, seq, hidden = 2, 4, 16, 32
     model = MODEL | {"experts": EXPERTS | {"forced": True}}
     found = farm.train(small(steps=steps, model=model, **layout), layout.get("tensor", 1) * layout["data"]).checked()
     counted = found.result["communication"]

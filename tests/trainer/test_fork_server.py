@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.farm import Farm, free_port
 from tests.processes import alive
 from tests.small_runs import small
@@ -35,10 +36,8 @@ print("left", worker.pid, parentless, flush=True)
 class Conversation:
     """A fork server of its own, spoken to line by line."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, process: Any) -> None:
+        self.process = process
         resource.prlimit(self.process.pid, resource.RLIMIT_CORE, (0, 0))  # ranks that crash here leave no image of themselves
         assert self.hear() == {"ready": True}
 
@@ -82,7 +81,8 @@ def ended(conversation: Conversation) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Conversation]:
     """One for all tests that leave it alive."""
-    conversation = Conversation()
+    command = [sys.executable, "-m", "trainer.fork_server"]
+    conversation = Conversation(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     yield conversation
     ended(conversation)
 
@@ -90,7 +90,7 @@ def server() -> Iterator[Conversation]:
 @pytest.fixture
 def mortal() -> Iterator[Conversation]:
     """One for a test that kills it."""
-    conversation = Conversation()
+    conversation = Conversation(warm.Process("-m", "trainer.fork_server", stdin=warm.PIPE, stdout=warm.PIPE, text=True))
     yield conversation
     ended(conversation)
 

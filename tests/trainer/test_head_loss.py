@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,7 @@ class Logits(TorchDispatchMode):
 
 
 def step_with(chunk_mb: float | None, **layout: Any) -> Logits:
-    """What a step of four micro-batches makes of logits in fp32."""
+    """What a step of two micro-batches makes of logits in fp32."""
     config = small(precision="fp32", model={"tied": False, "layers": 1}, run={"loss_chunk_mb": chunk_mb}, micro_batch=2, **layout)
     resolved = resolve(from_dict(TrainConfig, config), 1)
     engine = Engine(resolved, World(0, 1, torch.device("cpu"), "", 0, 10.0), open_dataset(resolved.data, resolved.model, 1))
@@ -59,14 +60,14 @@ def test_logits_are_those_of_a_chunk_and_each_product_is_computed_once(chunks: i
     """Before: all of a micro-batch, and of all micro-batches under gpipe. A chunk has three products: logits, and two gradients."""
     seen = step_with(None if chunks == 1 else 4 * VOCAB * TOKENS / chunks / 2**20)
     assert seen.largest == 4 * VOCAB * TOKENS // chunks
-    assert seen.products == 4 * chunks * 3
+    assert seen.products == 2 * chunks * 3
 
 
-@pytest.mark.parametrize(("chunks", "deferred"), [(1, 4), (4, 0)])
+@pytest.mark.parametrize(("chunks", "deferred"), [(1, 2), (4, 0)])
 def test_zero_bubble_has_the_gradient_of_the_head_later_where_one_chunk_has_all_tokens(
     monkeypatch: pytest.MonkeyPatch, chunks: int, deferred: int
 ) -> None:
-    """One of the three products of each of four micro-batches. Otherwise the last stage's way back is longer, for all to wait for."""
+    """One of the three products of each of two micro-batches. Otherwise the last stage's way back is longer, for all to wait for."""
     later, run = [], PipelineRuntime._weight_gradient
 
     def watched(self: PipelineRuntime, action: Action) -> None:
@@ -76,7 +77,7 @@ def test_zero_bubble_has_the_gradient_of_the_head_later_where_one_chunk_has_all_
 
     monkeypatch.setattr(PipelineRuntime, "_weight_gradient", watched)
     seen = step_with(4 * VOCAB * TOKENS / chunks / 2**20, schedule="zero_bubble")
-    assert sum(later) == deferred and seen.products == 4 * chunks * 3
+    assert sum(later) == deferred and seen.products == 2 * chunks * 3
 
 
 def test_chunks_are_equal_and_within_the_limit() -> None:
@@ -117,12 +118,20 @@ def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     _compiled.cache_clear()
 
 
+OFF = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 8e-3}
+
+
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("present", [1, 13, 16])
-@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
-def test_compiled_kernels_have_the_losses_and_gradients_of_the_others(present: int, dtype: torch.dtype, off: float) -> None:
+@pytest.mark.parametrize(
+    ("present", "dtype"),
+    [
+        pytest.param(present, dtype, marks=[] if (n + m) % 3 == 2 else pytest.mark.campaign("compiler"))  # each with one of the others
+        for (n, present), (m, dtype) in itertools.product(enumerate((1, 13, 16)), enumerate(OFF))
+    ],
+)
+def test_compiled_kernels_have_the_losses_and_gradients_of_the_others(present: int, dtype: torch.dtype) -> None:
     """Of logits whose last columns are padding; targets that are on another rank, or none. Chunks of two sizes."""
-    alone = World(0, 1, torch.device("cpu"), "", 0, 10.0).make_group("alone", [0])
+    alone, off = World(0, 1, torch.device("cpu"), "", 0, 10.0).make_group("alone", [0]), OFF[dtype]
     for n in (5, 1):
         rows = torch.randn(n, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).mul(30).to(dtype)
         wanted = torch.tensor([0, -1, max(present - 1, 0), 40, 7 % max(present, 1)])[:n]

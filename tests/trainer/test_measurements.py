@@ -33,11 +33,11 @@ PIPELINES = [
 
 @pytest.mark.parametrize("layout", PIPELINES, ids=str)
 def test_the_timeline_is_the_schedule_as_it_ran(farm: Farm, layout: dict[str, Any]) -> None:
-    run = farm.train(small(**layout), ranks(layout)).checked()
+    run = farm.train(small(model={"layers": 4}, **layout), ranks(layout)).checked()
     timeline = json.loads((run.directory / "timeline.json").read_text())
     assert timeline["schedule"] == layout["schedule"]
     chunks, data = layout.get("virtual_pipeline", 1), layout.get("data", 1)
-    schedule = build(layout["schedule"], 2, chunks, 8 // data)
+    schedule = build(layout["schedule"], 2, chunks, 4 // data)
     for rank in range(ranks(layout)):
         own = [e for e in timeline["events"] if e["rank"] == rank and e["kind"] in ("forward", "backward", "input_grad", "weight_grad")]
         own = [e for e in own if e["micro_batch"] >= 0]
@@ -49,13 +49,13 @@ def test_the_timeline_is_the_schedule_as_it_ran(farm: Farm, layout: dict[str, An
 
 
 def test_ranks_share_one_clock_so_a_stage_starts_after_its_input_was_made(farm: Farm) -> None:
-    run = farm.train(small(pipeline=4, schedule="1f1b"), 4).checked()
+    run = farm.train(small(model={"layers": 4}, pipeline=4, schedule="1f1b"), 4).checked()
     events = json.loads((run.directory / "timeline.json").read_text())["events"]
     forward = {(e["stage"], e["micro_batch"]): e for e in events if e["kind"] == "forward"}
     backward = {(e["stage"], e["micro_batch"]): e for e in events if e["kind"] == "backward" and e["micro_batch"] >= 0}
-    assert len(forward) == len(backward) == 4 * 8
+    assert len(forward) == len(backward) == 4 * 4
     for stage in range(3):
-        for m in range(8):
+        for m in range(4):
             assert forward[stage, m]["end_s"] <= forward[stage + 1, m]["start_s"]
             assert backward[stage + 1, m]["end_s"] <= backward[stage, m]["start_s"]
 
@@ -132,7 +132,9 @@ def test_a_step_leaves_no_activation_behind(layout: dict[str, Any]) -> None:
 def test_work_that_is_put_off_keeps_its_tensors_and_they_are_counted(farm: Farm) -> None:
     """On the last of four stages zero-bubble puts off three weight gradients: their tensors are held where 1F1B holds none."""
     usual, put_off = (
-        farm.train(small(pipeline=4, schedule=schedule, model={"vocab": 7, "seq": 64, "tied": False}), 4).checked().result["memory"]
+        farm.train(small(pipeline=4, schedule=schedule, model={"layers": 4, "vocab": 7, "seq": 64, "tied": False}), 4)
+        .checked()
+        .result["memory"]
         for schedule in ("1f1b", "zero_bubble")
     )
     assert put_off["activations"] > usual["activations"]

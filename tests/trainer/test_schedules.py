@@ -95,7 +95,7 @@ def test_a_model_whose_outputs_begin_as_zero_begins_with_the_loss_of_a_guess_and
     """The head in the first step, what its gradient reaches in the second."""
     engine, zeros = (
         engine_of(run_of({}, zero_init=["output", "down", "head"])),
-        ["blocks.0.mlp.down.weight", "blocks.3.attention.output.weight"],
+        ["blocks.0.mlp.down.weight", "blocks.1.attention.output.weight"],
     )
     assert engine.step(0).loss == pytest.approx(math.log(engine.config.model.vocab), rel=1e-14)
     after = parameters(engine.rank)

@@ -109,7 +109,7 @@ def test_a_model_is_tuned_in_shorter_rows_and_keeps_the_length_of_its_base(farm:
     config = resolve(from_dict(TrainConfig, small(model={"family": family, "seq": 16, "layers": 2, "tied": False})), 1)
     model = Transformer(config.model).double()
     model.load_state_dict(before)
-    rows = torch.from_numpy(Synthetic(config.model.vocab, 8, config.run.seed).batch(0, 8)).t()
+    rows = torch.from_numpy(Synthetic(config.model.vocab, 8, config.run.seed).batch(0, 4)).t()
     assert losses[0] == pytest.approx(float(torch.nn.functional.cross_entropy(model(rows[:-1]).flatten(0, 1), rows[1:].flatten())))
     short(4, 8, "tuned", tune, pipeline=2).checked()
     after = weights(opened(tmp_path / "tuned"))

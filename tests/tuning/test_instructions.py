@@ -55,7 +55,7 @@ def test_the_loss_is_the_mean_over_the_answer_tokens_of_the_batch(data: dict[str
     model.load_state_dict(parameters(engine.rank), strict=False)
     if engine.config.model.tied:
         model.head.output.weight = model.embedding.tokens.weight  # type: ignore[union-attr]
-    rows = torch.from_numpy(engine.batches.dataset.batch(0, 8)).t()
+    rows = torch.from_numpy(engine.batches.dataset.batch(0, 4)).t()
     inputs, targets = torch.where(rows < 0, ~rows, rows)[:-1], torch.where(rows < 0, -100, rows)[1:]
     expected = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     expected.backward()
@@ -77,7 +77,7 @@ def test_exact_matches_are_the_held_out_answers_that_greedy_decoding_gives(data:
     """By the plain model's likeliest token at each place; and none of these examples is trained on."""
     lines = [json.dumps(example | {"answer": "no" if i % 4 == 0 else "it is 3"}) for i, example in enumerate(EXAMPLES)]
     (tmp_path / "two.jsonl").write_text("\n".join(lines))
-    engine = engine_of(**run_of(data | {"held_out": 0.65, "source": str(tmp_path / "two.jsonl")}, micro_batch=2))
+    engine = engine_of(**run_of(data | {"held_out": 0.65, "source": str(tmp_path / "two.jsonl")}, run={"global_batch": 8}, micro_batch=2))
     for step in range(16):
         engine.step(step)
     text = open_held_out(engine.config.data, engine.config.model)
@@ -98,7 +98,7 @@ def test_a_row_is_answered_where_all_context_ranks_have_it_right(farm: Farm, dat
     """Answers lie on both ranks; those of two words are learnt, the others not."""
     lines = [json.dumps(example | {"answer": "no" if i % 4 == 0 else "it is 3"}) for i, example in enumerate(EXAMPLES)]
     (tmp_path / "two.jsonl").write_text("\n".join(lines))
-    config = run_of(data | {"held_out": 0.65, "source": str(tmp_path / "two.jsonl")}, micro_batch=2)
+    config = run_of(data | {"held_out": 0.65, "source": str(tmp_path / "two.jsonl")}, run={"global_batch": 8}, micro_batch=2)
     config["run"] |= {"steps": 16, "checkpoint": {"dir": str(tmp_path / "saved"), "every": 16}}
     farm.train(config, 1).checked()
     found = []

@@ -44,7 +44,7 @@ def test_peft_computes_our_logits_and_gradients(farm: Farm, tmp_path: Path, fami
     export_adapter(earlier, tmp_path / "adapter")
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter", is_trainable=True)
-    rows = torch.from_numpy(engine_of(**small(model=MODELS[family])).batches.dataset.batch(40, 8))
+    rows = torch.from_numpy(engine_of(**small(model=MODELS[family])).batches.dataset.batch(20, 4))
     logits = model(rows[:, :-1]).logits
     loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
     assert loss.item() == pytest.approx(result["losses"][5], rel=1e-6)
@@ -100,33 +100,37 @@ def test_a_folder_that_peft_saved_is_the_same_function_here(farm: Farm, tmp_path
     assert first.shapes == second.shapes
 
 
-def test_an_adapter_of_another_base_or_kind_is_refused_in_one_line(farm: Farm, tmp_path: Path) -> None:
-    folder = str(tmp_path / "base")
-    farm.train(small(run={"checkpoint": {"every": 3, "dir": folder}}), 1).checked()
-    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=6, n_embd=32, n_head=4, vocab_size=101, n_positions=16))
+@pytest.fixture(scope="module")
+def folder(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base's checkpoints."""
+    made = tmp_path_factory.mktemp("base")
+    farm.train(small(run={"checkpoint": {"every": 3, "dir": str(made)}}), 1).checked()
+    return made
+
+
+def test_an_adapter_of_another_base_or_kind_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=3, n_embd=32, n_head=4, vocab_size=101, n_positions=16))
     settings = {"target_modules": ["c_attn"], "r": 3, "task_type": "CAUSAL_LM"}
     for name, change, words in (
-        ("deeper", {}, "no place for transformer.h.4.attn.c_attn"),
+        ("deeper", {}, "no place for transformer.h.2.attn.c_attn"),
         ("dora", {"use_dora": True}, "use_dora=True cannot be imported"),
     ):
         peft.get_peft_model(plain, peft.LoraConfig(**settings, **change)).save_pretrained(tmp_path / name)
         with pytest.raises(ConfigError) as error:
-            import_adapter(tmp_path / name, tmp_path / "ours", Path(folder))
+            import_adapter(tmp_path / name, tmp_path / "ours", folder)
         assert words in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="cannot import"):
-        import_adapter(tmp_path, tmp_path / "ours", Path(folder))
+        import_adapter(tmp_path, tmp_path / "ours", folder)
     (tmp_path / "adapter_config.json").write_text("[]")
     with pytest.raises(ConfigError, match="is not a JSON object"):
-        import_adapter(tmp_path, tmp_path / "ours", Path(folder))
+        import_adapter(tmp_path, tmp_path / "ours", folder)
 
 
-def test_factors_of_other_widths_or_ranks_are_refused_in_one_line(farm: Farm, tmp_path: Path) -> None:
+def test_factors_of_other_widths_or_ranks_are_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
     """An adapter of a wider base, one whose r is not that of its factors, and one that has lost a factor."""
-    folder = tmp_path / "base"
-    farm.train(small(run={"checkpoint": {"every": 3, "dir": str(folder)}}), 1).checked()
     settings = peft.LoraConfig(r=3, target_modules=["c_attn"], task_type="CAUSAL_LM")
     for name, width in (("fits", 32), ("wider", 64), ("rank", 32), ("lost", 32)):
-        plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=4, n_embd=width, n_head=4, vocab_size=101, n_positions=16))
+        plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=width, n_head=4, vocab_size=101, n_positions=16))
         peft.get_peft_model(plain, settings).save_pretrained(tmp_path / name)
     written = tmp_path / "rank" / "adapter_config.json"
     written.write_text(json.dumps(json.loads(written.read_text()) | {"r": 2}))
@@ -144,14 +148,13 @@ def test_factors_of_other_widths_or_ranks_are_refused_in_one_line(farm: Farm, tm
 
 
 @pytest.mark.parametrize("alpha", [-1, 0, math.nan, math.inf])
-def test_a_scale_that_tune_alpha_refuses_is_not_imported(farm: Farm, tmp_path: Path, alpha: float) -> None:
-    farm.train(small(run={"checkpoint": {"every": 3, "dir": str(tmp_path / "base")}}), 1).checked()
-    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=4, n_embd=32, n_head=4, vocab_size=101, n_positions=16))
+def test_a_scale_that_tune_alpha_refuses_is_not_imported(folder: Path, tmp_path: Path, alpha: float) -> None:
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=101, n_positions=16))
     peft.get_peft_model(plain, peft.LoraConfig(r=3, target_modules=["c_attn"])).save_pretrained(tmp_path / "theirs")
     written = tmp_path / "theirs" / "adapter_config.json"
     written.write_text(json.dumps(json.loads(written.read_text()) | {"lora_alpha": alpha}))
     with pytest.raises(ConfigError, match=r"lora_alpha=\S+ cannot be imported; the product is scaled by a number above 0"):
-        import_adapter(tmp_path / "theirs", tmp_path / "ours", tmp_path / "base")
+        import_adapter(tmp_path / "theirs", tmp_path / "ours", folder)
     assert not (tmp_path / "ours").exists()
 
 
