@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ def folded(model: ResolvedModelConfig) -> ResolvedModelConfig:
     """Returns the model of the folded weights: the usual factors, and no transfer."""
     if model.transfer.kind == "none":
         return model
-    usual = {"attention_scale": None, "residual_scale": None, "logit_scale": None}
+    usual: dict[str, Any] = {"attention_scale": None, "residual_scale": None, "logit_scale": None}
     return resolve_model(dataclasses.replace(model, transfer=TransferConfig(), **usual))
 
 
