@@ -20,7 +20,7 @@ from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.data.dataset import Dataset
 from trainer.models.layers import MLP
-from trainer.models.transformer import Transformer
+from trainer.models.transformer import Block, Transformer
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import load
 from trainer.shared.run.resolved import ResolvedTrainConfig
@@ -83,6 +83,7 @@ def layers(model: Transformer) -> list[tuple[nn.Module, str]]:
     assert model.embedding is not None, "one process has the whole network"
     found: list[tuple[nn.Module, str]] = [(model.embedding, "embedding")]
     for block in model.blocks.values():
+        assert isinstance(block, Block)
         found += [(block.attention.qkv, "queries, keys, values"), (block.attention, "attention")]
         found += [(block.mlp.up, "inside the MLP")] if isinstance(block.mlp, MLP) else []
         found += [(block.mlp, "MLP"), (block, "residual stream")]

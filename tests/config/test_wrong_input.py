@@ -39,7 +39,10 @@ CASES = [
     (["optimizer.lr=nan"], "optimizer.lr=nan is not a finite number"),
     (["optimizer.lr=1" + "0" * 400], "optimizer.lr is too large a number; give one below 1e308"),
     (["model=gpt_tinny"], "model=gpt_tinny does not exist; did you mean 'gpt_tiny'?"),
-    (["cluster.name_prefix=Llm"], "cluster.name_prefix='Llm' cannot begin the name of a job; use up to 20 of a-z, 0-9 and '-', a letter first"),
+    (
+        ["cluster.name_prefix=Llm"],
+        "cluster.name_prefix='Llm' cannot begin the name of a job; use up to 20 of a-z, 0-9 and '-', a letter first",
+    ),
     (["cluster.name_prefix=a123456789-123456789b"], "cluster.name_prefix='a123456789-123456789b' cannot begin the name of a job"),
     (["cluster=lokal"], "cluster=lokal does not exist; did you mean 'local'?"),
     (
