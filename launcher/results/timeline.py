@@ -96,6 +96,13 @@ class Timeline:
         """Returns each rank's shares of the step."""
         return {rank: self._use(events) for rank, events in self.by_rank.items()}
 
+    @property
+    def mean_use(self) -> Use:
+        """Returns the ranks' mean shares of the step."""
+        uses, count = self.use.values(), len(self.use)
+        computing, communicating = sum(u.computing for u in uses) / count, sum(u.communicating for u in uses) / count
+        return Use(computing, communicating, 1 - computing - communicating)
+
     def _use(self, events: Sequence[Event]) -> Use:
         whole = self.seconds
         computations = [e for e in events if e.kind not in COMMUNICATION]

@@ -172,6 +172,7 @@ def test_timeline_shares_add_up_and_count_overlap_once() -> None:
     assert read is not None
     assert (read.use[0].computing, read.use[0].communicating, read.use[0].idle) == pytest.approx((0.7, 0.1, 0.2))
     assert (read.use[1].computing, read.use[1].communicating, read.use[1].idle) == pytest.approx((0.1, 0.15, 0.75))
+    assert read.mean_use.computing == pytest.approx(0.4)
 
 
 def test_communication_inside_of_a_computation_is_no_computing() -> None:
