@@ -92,14 +92,8 @@ def _srun(plan: SlurmJobPlan, per_node: int, command: Sequence[Sequence[str]], w
     for text in cluster.srun_args:
         check_srun(text)
     where = [Shell(option) for option in plan.step_options]
-    lines: list[Sequence[str]] = [
-        ["srun", *size, *cpus, *patience],
-        where,
-        plan.container.srun,
-        cluster.srun_args,
-        plan.container.command,
-        *command,
-    ]
+    lines: list[Sequence[str]] = [["srun", *size, *cpus, *patience], where, plan.container.srun, cluster.srun_args]
+    lines += [plan.container.command, *command]
     quoted = [[word if isinstance(word, Shell) else shlex.quote(word) for word in line] for line in lines if line]
     return " \\\n  ".join(map(" ".join, quoted))
 
