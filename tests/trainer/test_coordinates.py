@@ -44,6 +44,7 @@ def faults(model: dict[str, Any]) -> dict[str, str]:
             precision="fp32",
             model=MODEL | {"hidden": width, "heads": width // 16} | model,
             optimizer={"lr": 0.005, "warmup_steps": 0},
+            run={"global_batch": 8},
             micro_batch=8,
         )
         measured.append(measure(resolve(from_dict(TrainConfig, wide), 1)))
