@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
 from trainer.data.dataset import Dataset
+from trainer.models.attention import Attention
 from trainer.models.layers import MLP
 from trainer.models.transformer import Block, Transformer
 from trainer.shared.run.errors import ConfigError
@@ -83,7 +84,7 @@ def layers(model: Transformer) -> list[tuple[nn.Module, str]]:
     assert model.embedding is not None, "one process has the whole network"
     found: list[tuple[nn.Module, str]] = [(model.embedding, "embedding")]
     for block in model.blocks.values():
-        assert isinstance(block, Block)
+        assert isinstance(block, Block) and isinstance(block.attention, Attention)  # a transfer of latents is refused
         found += [(block.attention.qkv, "queries, keys, values"), (block.attention, "attention")]
         found += [(block.mlp.up, "inside the MLP")] if isinstance(block.mlp, MLP) else []
         found += [(block.mlp, "MLP"), (block, "residual stream")]

@@ -116,8 +116,8 @@ DEFECTS = [
     Defect(
         "a decoder's blocks weigh as much as an encoder's",
         "trainer/shared/run/flops.py",
-        "    if model.writes(block):\n        attention = ",
-        "    if False:\n        attention = ",
+        "    if model.writes(block):\n        return float(4 *",
+        "    if False:\n        return float(4 *",
         BALANCE,
     ),
 ]
