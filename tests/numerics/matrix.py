@@ -6,7 +6,7 @@ runs one case by hand. A case is drawn from (seed, index); cases that break a ru
 ordinary small model; the others have corners: stages without a block, a token or two in a sequence, one sequence in a batch, a
 vocabulary that leaves tensor ranks without a row, and models with fewer elements than shards, so that ranks own nothing.
 
-``designed`` chooses a few of the draws that have all that any of them has (``needs``).
+``designed`` chooses among the draws: each case has more that none before it had (a value of an axis, then a pair of values).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ MOST_RANKS, FEW_RANKS = 8, 4
 STEPS = 3
 """The first one's gradients, weights that were updated, and moments that were there before."""
 FEW_STEPS = 2
-"""Enough for that: what the second one makes of the moments is in the last parameters."""
+"""Of designed cases, enough for that: what the second step makes of the moments is in the last parameters."""
 TASKS = (2, 3)
 EXAMPLES = [
     {"question": f"what is {i}?", "answer": "it is " * (i % 3) + str(i)} | {f"task{n}": i // 2 % n for n in TASKS} for i in range(12)
@@ -152,13 +152,13 @@ def plain(family: Family) -> bool:
     return not (family.attention_sinks or family.encoder_decoder)
 
 
-def draw(seed: int, index: int, kind: str = "dense", most: int = MOST_RANKS) -> Case:
-    """Case number ``index`` of a kind of ``KINDS``, at times with experts as well, of ``most`` ranks at most."""
+def draw(seed: int, index: int, kind: str = "dense") -> Case:
+    """Case number ``index`` of a kind of ``KINDS``, at times with experts as well."""
     dice = random.Random(f"{seed}/{index}{'' if kind == 'dense' else f'/{kind}'}")
     while True:
         case = KINDS[kind](dice, _draw_any(dice))
         case = _with_experts(dice, case) if kind in MIXED and dice.random() < MIXED[kind] else case
-        if case.ranks <= most and case.valid:
+        if case.ranks <= MOST_RANKS and case.valid:
             case = _with_offload(random.Random(f"{seed}/{index}/offload"), case) if kind == "dense" else case
             return _with_transfer(random.Random(f"{seed}/{index}/transfer"), case) if kind in TRANSFERRED else case
 
@@ -167,6 +167,8 @@ WHOLE = [name for name in SCHEDULES if name != "sliced_1f1b"]
 """Schedules of whole sequences."""
 TRANSFERRED = ("dense", "muon")
 """Kinds some of whose models have the hyper-parameters of a base."""
+OWN_AXES = ("context", "slices", "latent", "pairs", "muon", "phases")
+"""Kinds with axes of their own, which come first."""
 MIXED = {"context": 0.3, "slices": 0.3, "latent": 0.6, "muon": 0.3, "phases": 0.3}
 """Kinds that have experts, too, and in what share of their cases."""
 
@@ -613,7 +615,7 @@ def _traits_of_context(case: Case) -> dict[str, Any]:
         "context beside": (layout["tensor"] > 1, layout["sequence_parallel"], layout["pipeline"] > 1, layout["data"] > 1),
         "context sharded": (sharding["params"] > 1, sharding["optimizer"] > layout["data"], layout["order"]),
         "context recomputed": (layout["recompute"], exchange),
-        "context attends": ((model["attention"], model["dropout"] > 0), exchange),
+        "context attends": (model["attention"], model["dropout"] > 0, exchange),
         "context in windows": (model.get("window") is not None, model["attention"]),
         "context with texts": case.data.get("pack", False),
         "context with experts": "experts" in model,
@@ -730,58 +732,28 @@ def _traits_of_phases(case: Case) -> dict[str, Any]:
     }
 
 
-POOL = {"dense": 1200, "experts": 400, "context": 400, "slices": 300, "latent": 200, "pairs": 400, "muon": 400, "phases": 200}
-"""Draws of each kind among which ``designed`` chooses."""
-
-
 @cache
-def designed(seed: int, kind: str = "dense") -> list[Case]:
-    """Cases of a kind that have among them all ``needs`` that any draw of its ``POOL`` has, for little work: the next one is the case with
-    most that none before it has, for what it costs, and one all of which others have is left out in the end."""
-    few = FEW_RANKS if kind not in ("dense", "muon") else None
-    pool = [draw(seed, index, kind, few or (MOST_RANKS, FEW_RANKS)[index % 2]) for index in range(POOL[kind])]
-    held, work = [needs(case, kind) for case in pool], [_work(case) for case in pool]
-    chosen, missing = list[int](), set[Any]().union(*held)
-    while missing:
-        chosen.append(max(range(len(pool)), key=lambda n: len(held[n] & missing) / work[n]))
-        missing -= held[chosen[-1]]
-    for number in sorted(chosen, key=lambda n: -work[n]):
-        if held[number] <= set().union(*(held[n] for n in chosen if n != number)):
-            chosen.remove(number)
-    return [pool[n] if pool[n].phases else replace(pool[n], steps=FEW_STEPS) for n in chosen]
-
-
-OWN_TRAITS = {
-    "experts": _traits_of_experts,
-    "context": _traits_of_context,
-    "slices": _traits_of_slices,
-    "latent": _traits_of_latents,
-    "pairs": _traits_of_pairs,
-    "muon": _traits_of_muon,
-    "phases": _traits_of_phases,
-}
-"""Axes that only cases of a kind have."""
-
-
-def needs(case: Case, kind: str) -> set[Any]:
-    """What designed cases have to have: values of the kind's own axes, any two of its parts where a value has several; of a dense case every
-    value, and every option of a model under every kind of layout."""
-    if kind not in OWN_TRAITS:
-        return {*traits(case).items(), *itertools.product(options(case), kinds_of_layout(case))}
-    return set(itertools.chain.from_iterable(_twos(*value) for value in OWN_TRAITS[kind](case).items()))
-
-
-def _twos(name: str, value: Any) -> list[Any]:
-    several = isinstance(value, tuple) and len(value) > 2
-    return [(name, *two) for two in itertools.combinations(enumerate(value), 2)] if several else [(name, value)]
-
-
-def _work(case: Case) -> float:
-    """What a case takes, about: passes through blocks of all ranks, a third more where they are made again, and what a rank takes to
-    begin."""
-    layout, again = case.layout, 1.3 if case.layout["recompute"] == "full" else 1.0
-    micro_batches = case.batch // layout["micro_batch"] // layout["data"]
-    return case.ranks * (6 + again * micro_batches * (1 + case.model["layers"] / layout["pipeline"]))
+def designed(seed: int, count: int, kind: str = "dense", choice: int = 60) -> list[Case]:
+    """``count`` cases of a kind, each the one of the next ``choice`` draws that has the most values of axes that none before it has (of
+    ``OWN_AXES``, its own axes first), and after that the most pairs of an option and a kind of layout, then of any values, for each of its
+    ranks."""
+    chosen: list[Case] = []
+    seen: set[Any] = set()
+    for number in range(count):
+        draws = [draw(seed, index, kind) for index in range(number * choice, (number + 1) * choice)]
+        draws = [case for case in draws if case.ranks <= FEW_RANKS or kind in ("dense", "muon")]
+        found = [set(traits(case).items()) for case in draws]
+        met = [set(itertools.product(options(case), kinds_of_layout(case))) for case in draws]
+        every = [values | set(itertools.combinations(sorted(values, key=str), 2)) for values in found]
+        first = [{value for value in values if kind in OWN_AXES and value[0].startswith(kind)} for values in found]
+        worth = [
+            (len(first[n] - seen), len(found[n] - seen) + len(met[n] - seen), len(every[n] - seen) / draws[n].ranks)
+            for n in range(len(draws))
+        ]
+        best = max(range(len(draws)), key=lambda n: worth[n])
+        chosen.append(draws[best])
+        seen |= every[best] | met[best]
+    return [case if case.phases else replace(case, steps=FEW_STEPS) for case in chosen]
 
 
 def by_ranks(cases: Sequence[Case]) -> dict[int, list[Case]]:
