@@ -133,7 +133,7 @@ class LeftOut:
         found = []
         for source in dict.fromkeys(self.sources):
             own = self.sources == source
-            far = places.rows(own).apart(places.rows(~own)).min(axis=1)
+            far = places.rows(own).apart(places.rows(~own)).min(axis=1, initial=np.inf)  # inf: there is no other source
             found.append(Missed(source, traits.rows(np.flatnonzero(own)), far, self.ratios[own]))
         return found
 

@@ -18,7 +18,9 @@ from benchmarks.layoutbench.peers import Unsaid, dense
 from benchmarks.layoutbench.splits import check, freeze
 from benchmarks.layoutbench.tuners import TUNERS, Outcome, tuned
 from benchmarks.replay.trials import MeasuredSweep
+from benchmarks.spreads import LeftOut
 from launcher.cost.inputs.layouts import LAYOUT_DTYPE
+from launcher.cost.parts import WIDTH_OF_PART
 from launcher.tables.cases import TableCase
 from trainer.shared.run.errors import ConfigError
 
@@ -50,6 +52,14 @@ def test_what_a_peer_has_no_input_for_is_not_said() -> None:
     assert found[0] == 0.5 and np.isnan(found[1])
     with pytest.raises(Unsaid, match="a window"):
         dense(sliding)
+
+
+def test_a_kind_of_which_there_is_one_source_has_misses_too() -> None:
+    cases, measured = some()
+    one = [i for i, case in enumerate(cases) if case.row["source"] == cases[0].row["source"]]
+    seconds = np.tile(measured[one][:, None], (1, len(WIDTH_OF_PART)))
+    missed = LeftOut([cases[i] for i in one], seconds, seconds, measured[one], {}).missed()
+    assert len(missed) == 1 and np.isinf(missed[0].distance).all() and len(missed[0].ratios) == len(one)
 
 
 def test_splits_stay_as_they_were_frozen(tmp_path: Path) -> None:
