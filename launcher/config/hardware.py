@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.config.folders import conf_dir, content, group_folders
+from launcher.config.folders import conf_dir, content, files_of, group_folders
 from launcher.config.schema import HardwareConfig
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict
@@ -43,6 +44,12 @@ def hardware_files(own: Path | None = None) -> HardwareFiles:
 def shipped_hardware() -> dict[str, HardwareConfig]:
     """Reads the data sheets of conf/hardware, by name."""
     return {path.stem: _read(path) for path in sorted((conf_dir() / "hardware").glob("*.yaml"))}
+
+
+def typed(name: str) -> str:
+    """Returns what ``hardware=`` takes for the device of this ``name``; the name itself of one that no file has."""
+    said = re.compile(rf"^name: *[\"']?{re.escape(name)}[\"']? *$", re.MULTILINE)
+    return next((stem for stem, path in files_of("hardware").items() if said.search(path.read_text(errors="replace"))), name)
 
 
 def _read(path: Path) -> HardwareConfig:

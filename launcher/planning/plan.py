@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.config.hardware import typed
 from launcher.config.rules import check_precision
 from launcher.config.schema import ClusterConfig, Config
 from launcher.config.search import SpaceConfig
@@ -249,5 +250,5 @@ def pareto(group: np.ndarray, time: np.ndarray, memory: np.ndarray) -> np.ndarra
 
 
 def world(cluster: ClusterConfig) -> str:
-    """Returns a heading such as ``128 x 8 A100-80GB-SXM``."""
-    return f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.hardware.name}"
+    """Returns a heading such as ``128 x 8 a100_80``: the device as ``hardware=`` takes it."""
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {typed(cluster.hardware.name)}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config import Config
+from launcher.config.hardware import typed
 from trainer.shared.families.block import weights
 from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
@@ -78,7 +79,7 @@ def fitting(config: Config, known: Expected | None, raised: str = "layout.tensor
 
     if known.fits < CANNOT_FIT and not config.sweep.ignore_memory:
         raise ConfigError(
-            f"the layout needs about {known.memory_bytes / 1e9:.1f} GB on its fullest rank, and {config.cluster.hardware.name} has "
+            f"the layout needs about {known.memory_bytes / 1e9:.1f} GB on its fullest rank, and {typed(config.cluster.hardware.name)} has "
             f"{known.capacity / 1e9:.1f}; raise {raised}, or set sweep.ignore_memory=true"
         )
     return known.seconds

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.backends.pool import Backends
 from launcher.config import Config, check_launchable, locate_data, resolve, to_config
 from launcher.config.compose import plain_errors
+from launcher.config.hardware import typed
 from launcher.config.jobs import Jobs
 from launcher.config.schema import SweepConfig
 from launcher.console import say
@@ -218,7 +219,7 @@ def _too_large(config: Config, prediction: Prediction) -> str:
     return (
         f"the layout needs about {prediction.memory_bytes / 1e9:.1f} GB on its fullest rank ("
         + ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts)
-        + f") and {config.cluster.hardware.name} has {prediction.capacity / 1e9:.1f}; "
+        + f") and {typed(config.cluster.hardware.name)} has {prediction.capacity / 1e9:.1f}; "
         "raise layout.tensor, layout.pipeline, layout.sharding or layout.recompute, or set sweep.ignore_memory=true to try all the same"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config import Config, compose
-from launcher.config.hardware import hardware_files
+from launcher.config.hardware import hardware_files, typed
 from launcher.goals.goal import Asked, GoalSearch, Wanted, Written
 from launcher.goals.loss.arms import problem
 from launcher.goals.views import Entry, GoalColumn, Line, Listing, View
@@ -119,7 +119,7 @@ class LossSearch(GoalSearch):
             "target_loss": self.problem.target_loss,
             "confidence": evidence.confidence,
             "seeds": evidence.seeds,
-            "cluster": f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.hardware.name}",
+            "cluster": f"{cluster.nodes} x {cluster.gpus_per_node} {typed(cluster.hardware.name)}",
             "step_times": "predicted" if self.problem.predicts else "measured",
             "complete": evidence.complete,
             "winner": None if evidence.winner is None else names[evidence.winner],

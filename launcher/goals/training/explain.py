@@ -10,6 +10,7 @@ from typing import Any
 from launcher import results
 from launcher.config import Config
 from launcher.config.command import check_layout
+from launcher.config.hardware import typed
 from launcher.config.rules import settle
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.layouts import to_table
@@ -75,10 +76,10 @@ def _shown(config: Config, case: Case, one: Entry, why: str, known: Sequence[Kno
     if (own := one["learnt_distance"]) is not None:
         hardware = config.cluster.hardware
         runs = plural(len(hardware.learnt.get("runs", [])), "run")
-        yield Line(f"{hardware.name} has learnt from {runs} here, the nearest of them {own:.1f} doublings away")
+        yield Line(f"{typed(hardware.name)} has learnt from {runs} here, the nearest of them {own:.1f} doublings away")
     if rates_assumed(config.cluster.hardware):
         yield Line(
-            f"nobody fitted the rates of {config.cluster.hardware.name} to runs: {_rates(case)} are assumed; "
+            f"nobody fitted the rates of {typed(config.cluster.hardware.name)} to runs: {_rates(case)} are assumed; "
             "'trireme doctor' measures them, and one run given to 'trireme calibrate' corrects them"
         )
     for name, share in one["unmeasured"].items():

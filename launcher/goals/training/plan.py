@@ -59,6 +59,7 @@ class TrainingPlan:
             "phases": self._phases(),
             "run": whole_run.whole_run(self.config, planned) if self.found else None,
             "next": whole_run.next_command(self.config, planned, words) if self.found else None,
+            "contenders": whole_run.contenders(planned, words) if self.found else None,
             "considered": len(planned.space.table),
             "in": len(planned.order),
             "out": planned.out,
