@@ -84,8 +84,9 @@ def layers(model: Transformer) -> list[tuple[nn.Module, str]]:
     assert model.embedding is not None, "one process has the whole network"
     found: list[tuple[nn.Module, str]] = [(model.embedding, "embedding")]
     for block in model.blocks.values():
-        assert isinstance(block, Block) and isinstance(block.attention, Attention)  # a transfer of latents is refused
-        found += [(block.attention.qkv, "queries, keys, values"), (block.attention, "attention")]
+        assert isinstance(block, Block), "an encoder is refused"
+        found += [(block.attention.qkv, "queries, keys, values")] if isinstance(block.attention, Attention) else []
+        found.append((block.attention, "attention"))
         found += [(block.mlp.up, "inside the MLP")] if isinstance(block.mlp, MLP) else []
         found += [(block.mlp, "MLP"), (block, "residual stream")]
     return found

@@ -15,6 +15,7 @@ from launcher.cli.console import Column, fitted_table, wide_console
 from launcher.cli.overrides import add_overrides
 from launcher.cli.parser import VerbParser
 from launcher.own_python import finding_ours, module
+from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import save
 from trainer.shared.run.rules import resolve
@@ -51,6 +52,8 @@ def main(argv: list[str]) -> int:
     config = locate_data(compose(arguments.overrides, arguments.config_dir))
     if config.trainer.foreign:
         raise ConfigError("trainer: activations are those of our own trainer; leave it out")
+    if resolve_model(config.model).encoder_layers:
+        raise ConfigError(f"model.family={config.model.family} has an encoder, and layers of one stack are compared; use another family")
     widths = widths_of(arguments.widths, config.model.hidden)
     if arguments.steps < 1:
         raise ConfigError(f"--steps={arguments.steps} trains nothing; use 1 or more")

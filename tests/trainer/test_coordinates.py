@@ -34,6 +34,14 @@ def test_the_command_passes_for_mup_and_refuses_what_no_width_can_be(capfd: pyte
     for wrong, message in {"64": "two, such as", "64,x": "two, such as", "64,72": "72 would have 4 x 72 / 64 for model.heads"}.items():
         assert main(["coordinates", *words, f"--widths={wrong}"]) == 2
         assert message in capfd.readouterr().err
+    assert main(["coordinates", "model=t5_tiny", "data.kind=synthetic"]) == 2
+    assert "model.family=t5 has an encoder" in capfd.readouterr().err
+
+
+def test_latents_and_mixtures_are_measured_without_what_they_have_no_one_matrix_of() -> None:
+    latent = MODEL | {"latent": {"kv_rank": 16, "rotary": 4}, "experts": {"count": 4, "active": 2, "ffn": 32}}
+    found = measure(resolve(from_dict(TrainConfig, small(steps=2, precision="fp32", model=latent)), 1))
+    assert {"embedding", "attention", "MLP", "residual stream", "logits"} == {*found}
 
 
 def faults(model: dict[str, Any]) -> dict[str, str]:
