@@ -29,7 +29,7 @@ from trainer.shared.run.rules import resolve
 from trainer.step import Engine
 
 Activations = dict[str, list[Tensor]]
-"""Of each kind of layer, first block to last."""
+"""Outputs by kind of layer, first block to last."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -52,7 +52,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Tuner:
-    """What it measures: all in ``order``, but for ``rules``, until ``patience`` trials in a row were no faster or ``most`` were made."""
+    """Measures all in ``order``, except for ``rules``, until ``patience`` trials in a row were no faster or ``most`` were made."""
 
     name: str
     order: Callable[[Layout], Any] | None  # None: drawn
@@ -87,7 +87,7 @@ FLAGSCALE = (
     Rule(("micro_batch", "recompute", "sequence_parallel", "tensor", "pipeline"), False, _more_frugal),
 )
 """flagscale/runner/auto_tuner/prune/history.py, as of 03fc5a52: a run with a larger micro-batch, without recomputation or with sequence
-parallelism is taken to be faster; what is no more frugal than a run that ran out of memory is taken not to fit."""
+parallelism is taken to be faster; a layout that needs at least the memory of a run that ran out of it is taken not to fit."""
 PADDLE = (
     Rule(("micro_batch",), True, _larger("micro_batch")),
     Rule(("micro_batch",), False, _smaller("micro_batch")),
@@ -121,7 +121,7 @@ the other. DeepSpeed tunes no degree of parallelism: its tuner is given the swee
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a tuner made of a sweep."""
+    """The result of a tuner on a sweep."""
 
     behind: float | None  # how far its choice is behind the best; None: nothing ran
     trials: float
@@ -129,7 +129,7 @@ class Outcome:
 
 
 def layouts_of(sweep: MeasuredSweep) -> list[Layout]:
-    """What a tuner sees of each trial."""
+    """Returns the fields of each trial that a tuner sees."""
     rest = [(case.global_batch, repr((case.trainer, case.constants)), case.row["trainer"]) for case in sweep.cases]
     known = ("params", "grads", "optimizer")
     found = []
@@ -141,7 +141,7 @@ def layouts_of(sweep: MeasuredSweep) -> list[Layout]:
 
 
 def tuned(sweep: MeasuredSweep, tuner: Tuner, order: Sequence[int], hours: np.ndarray) -> Outcome:
-    """A tuner's trials in ``order``; ``hours`` (n,) is what each costs."""
+    """Runs a tuner over the trials in ``order``; each costs ``hours`` (n,)."""
     layouts, ran = layouts_of(sweep), np.isfinite(sweep.seconds)
     past: list[tuple[Layout, bool]] = []
     tried: list[int] = []
@@ -165,7 +165,7 @@ def tuned(sweep: MeasuredSweep, tuner: Tuner, order: Sequence[int], hours: np.nd
 
 
 def outcomes(sweep: MeasuredSweep, tuner: Tuner, settings: SearchConfig) -> list[Outcome]:
-    """One, or ``DRAWS`` of a tuner that draws."""
+    """Returns one result, or ``DRAWS`` of them for a tuner that draws."""
     hours = grid_gpu_hours(sweep, settings, STEPS)
     if tuner.order is None:
         drawn = np.random.default_rng(1)
@@ -175,13 +175,13 @@ def outcomes(sweep: MeasuredSweep, tuner: Tuner, settings: SearchConfig) -> list
 
 
 def ours(made: Sequence[tuple[MeasuredSweep, Any]], settings: SearchConfig) -> list[Outcome]:
-    """The search of ``launcher.search``, each sweep without its source."""
+    """Runs the search of ``launcher.search``, each sweep without its source."""
     found = [replay(sweep, settings, STEPS, widths=widths) for sweep, widths in made]
     return [Outcome(one.behind, len(one.steps), one.gpu_hours / one.grid_gpu_hours) for one in found]
 
 
 def line(name: str, found: Sequence[Outcome], tolerance: float) -> list[str]:
-    """Means over sweeps."""
+    """Returns a row of means over sweeps."""
     behind = [one.behind for one in found if one.behind is not None]
     within = sum(gap <= tolerance for gap in behind) / len(found)
     regret = float(np.mean(behind)) if behind else None

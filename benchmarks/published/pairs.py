@@ -1,4 +1,4 @@
-"""What recipes say of encoders and their decoders: rows name a size, and print few of its widths and less of its layout."""
+"""Fills in rows of encoder-decoders from the recipes of their sizes: rows print few of the widths and less of the layout."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PAIRS = (
 )
 """The first whose source and model fit."""
 WIDTH = 64.0
-"""Of a head, in all of them."""
+"""The width of a head, in all of them."""
 
 
 def pair_of(row: RawRow) -> PairRecipe | None:

@@ -29,7 +29,7 @@ JOBS, LEAVE, LEFT, PLACE = "jobs", "leave", "left", "place.json"
 
 @dataclass(frozen=True)
 class StepEntry:
-    """How an attempt stands, by its files."""
+    """The state of an attempt, by its files."""
 
     folder: Path
 
