@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=0, help="launchers of pipelines that are killed at random moments, on each backend (tests/stages)"
     )
+    parser.addoption("--as-drawn", action="store_true", help="show a layout that fails as it is, not as plain as it still fails")
     parser.addoption("--layout-seed", type=int, default=1, help="seed of the matrix")
     parser.addoption("--campaign", metavar="AREA", help="the tests marked for this area of the campaign, which the gate leaves out")
     parser.addoption("--summary", metavar="FILE", help="write counts, seconds and worst figures as JSON (tests/accounting.py)")

@@ -858,10 +858,10 @@ class Failed(Exception):
 
 
 class Matrix:
-    """Runs cases, and remembers what one process makes of each model."""
+    """Runs cases, and remembers what one process makes of each model. ``plainer``: a case that fails is made plain before it is shown."""
 
-    def __init__(self, farm: Farm):
-        self.farm, self.text = farm, farm.folder()
+    def __init__(self, farm: Farm, plainer: bool = True):
+        self.farm, self.text, self.plainer = farm, farm.folder(), plainer
         self.references: dict[str, dict[str, torch.Tensor]] = {}
         self.flipped = [0, 0]  # tokens with other experts than in one process, of all
         (self.text / "examples.jsonl").write_text("\n".join(map(json.dumps, EXAMPLES)))
@@ -943,7 +943,7 @@ class Matrix:
     def check(self, cases: Sequence[Case]) -> None:
         """``AssertionError`` with every case that fails and how to run it; the first one as plain as it still fails."""
         faults = [(case, fault) for case, fault in zip(cases, self.faults(cases) if cases else []) if fault]
-        shown = [self.shrunk(case) if number == 0 else case for number, (case, _) in enumerate(faults)]
+        shown = [self.shrunk(case) if self.plainer and number == 0 else case for number, (case, _) in enumerate(faults)]
         assert not faults, "\n".join(f"{fault}\npython tests/numerics/matrix.py '{case}'" for case, (_, fault) in zip(shown, faults))
 
     def shrunk(self, case: Case) -> Case:

@@ -4,6 +4,7 @@
     python -m tests.planted --room state --jobs 2
     python -m tests.planted --name "the norm counts replicas of a shard again"
 
+caught.json beside this file remembers by which test each defect was caught: that one is asked first, and all the others where it passes.
 Tests that fail without a defect say nothing, so each set of them runs once without any. A defect that makes tests hang is caught when
 one of them fails for it: one that has to be ended from here has escaped.
 """
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from tests.planted.defect import Defect
 from tests.planted.defects import rooms
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).with_name("caught.json")
 TEST_SECONDS, SET_SECONDS = 300, 1800
 """Patience with one test and with all tests of a defect."""
 FAILED, CAUGHT = 1, re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
@@ -95,6 +97,7 @@ class Copy:
             "-rfE",
             "-p",
             "no:cacheprovider",
+            "--as-drawn",
             f"--timeout={TEST_SECONDS}",
             *shlex.split(tests),
         ]
@@ -121,12 +124,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def judge(copy: Copy, room: str, defect: Defect, log: Path) -> Verdict:
-    """Plant a defect, run its tests, and take it out again."""
+def judge(copy: Copy, room: str, defect: Defect, log: Path, known: str | None) -> Verdict:
+    """Plant a defect, run the test that is known to catch it, all its tests if that one passes or is gone, and take it out again."""
     begin, source = time.monotonic(), (copy.folder / defect.file).read_text()
     copy.write(defect.file, defect.applied(source))
     try:
-        code, first = copy.run(defect.tests, log)
+        code, first = copy.run(shlex.quote(known), log) if known else (None, "")
+        if code != FAILED:
+            code, first = copy.run(defect.tests, log)
     finally:
         copy.write(defect.file, source)
     return Verdict(room, defect.name, code == FAILED, first or _why(code), round(time.monotonic() - begin, 1))
@@ -139,11 +144,39 @@ def sound(copy: Copy, tests: str, log: Path) -> Verdict:
     return Verdict("", tests, code != 0, first or _why(code), round(time.monotonic() - begin, 1))
 
 
+class Record:
+    """The test that caught each defect last, by room and name."""
+
+    def __init__(self, path: Path = RECORD):
+        self.path = path
+        self.known: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+        self.lock = threading.Lock()
+
+    def of(self, room: str, defect: Defect) -> str | None:
+        return self.known.get(room, {}).get(defect.name)
+
+    def add(self, verdict: Verdict) -> None:
+        """Written at once: a run of hours may be ended."""
+        with self.lock:
+            if verdict.caught:
+                self.known.setdefault(verdict.room, {})[verdict.name] = verdict.by
+            else:
+                self.known.get(verdict.room, {}).pop(verdict.name, None)
+            self.path.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n")
+
+    def keep(self, every: Mapping[str, Sequence[Defect]]) -> None:
+        """Forgets defects that are listed no more."""
+        names = {room: {defect.name for defect in defects} for room, defects in every.items()}
+        self.known = {
+            room: {name: test for name, test in found.items() if name in names[room]} for room, found in self.known.items() if room in names
+        }
+
+
 def _why(code: int | None) -> str:
     return {None: f"tests were ended after {SET_SECONDS} s", 0: "all tests passed"}.get(code, f"pytest ended with code {code}")
 
 
-def run_all(chosen: Sequence[tuple[str, Defect]], jobs: int, logs: Path, trust: bool) -> list[Verdict]:
+def run_all(chosen: Sequence[tuple[str, Defect]], jobs: int, logs: Path, trust: bool, record: Record) -> list[Verdict]:
     """Every test set without a defect, then every defect, ``jobs`` at a time."""
     work: queue.SimpleQueue[tuple[str, Defect | None, str]] = queue.SimpleQueue()
     sets = [] if trust else dict.fromkeys(defect.tests for _, defect in chosen)
@@ -164,7 +197,11 @@ def run_all(chosen: Sequence[tuple[str, Defect]], jobs: int, logs: Path, trust: 
                     except queue.Empty:
                         return
                     log = logs / f"{len(verdicts):03}-{number}.log"
-                    verdict = sound(copy, tests, log) if defect is None else judge(copy, room, defect, log)
+                    if defect is None:
+                        verdict = sound(copy, tests, log)
+                    else:
+                        verdict = judge(copy, room, defect, log, record.of(room, defect))
+                        record.add(verdict)
                     verdicts.append(verdict)
                     print(_line(verdict), flush=True)
         except BaseException as error:
@@ -220,7 +257,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs = options.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         try:
-            verdicts = run_all(chosen, max(1, options.jobs), logs, options.trust)
+            record = Record()
+            record.keep(rooms())
+            verdicts = run_all(chosen, max(1, options.jobs), logs, options.trust, record)
         except KeyboardInterrupt:
             return 130
     spoilt = [verdict for verdict in verdicts if not verdict.room and verdict.caught]

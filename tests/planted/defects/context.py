@@ -6,8 +6,7 @@ from tests.planted.defect import Defect
 
 REGION, EXCHANGE, BATCHES = "trainer/tensor/region.py", "trainer/tensor/context.py", "trainer/batches.py"
 PIECES, GROUPS, BLOCKS = "trainer/shared/parallel/sequence.py", "trainer/comm/groups.py", "trainer/tensor/block_attention.py"
-NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
-LAYOUTS = f"{NUMBER}[2] {NUMBER}[3] {NUMBER}[4]"
+LAYOUTS = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
 RECORDED = "tests/numerics/test_communication_volume.py"
 RING, MERGED = "trainer/tensor/ring.py", "tests/trainer/test_ring.py"
 MASKED = "'tests/numerics/test_matrix.py::test_what_a_layout_could_get_wrong_is_right[targets that only one context rank has]'"

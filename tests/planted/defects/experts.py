@@ -6,8 +6,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 MODELS, PARALLEL, BUILD = "trainer/models/experts.py", "trainer/tensor/experts.py", "trainer/build.py"
-NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
-LAYOUTS = f"{NUMBER}[2] {NUMBER}[4]"
+LAYOUTS = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
 OWN = "tests/trainer/test_experts.py"
 CASE = "tests/numerics/test_matrix.py::test_what_a_layout_could_get_wrong_is_right"
 UNEVEN = f"'{CASE}[tokens that tensor ranks do not divide]'"

@@ -6,8 +6,7 @@ from tests.planted.defect import Defect
 
 MODEL, RUNTIME = "trainer/models/encoder_decoder.py", "trainer/pipeline/runtime.py"
 SPANS, PARALLEL, DROPOUT = "trainer/data/spans.py", "trainer/tensor/parallelize.py", "trainer/tensor/dropout.py"
-NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
-LAYOUTS = f"{NUMBER}[2] {NUMBER}[3] {NUMBER}[4]"
+LAYOUTS = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
 STREAMS = (
     "tests/numerics/test_matrix.py::test_streams_are_sent_in_parts_beside_whole_tables_and_come_back_from_a_stage_without_use_for_them"
 )

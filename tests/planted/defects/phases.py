@@ -6,7 +6,7 @@ from tests.planted.defect import Defect
 
 TABLE, STEP, BUILD = "trainer/shared/run/phases.py", "trainer/step.py", "trainer/build.py"
 CHAIN, PURE = "tests/trainer/test_phases.py", "tests/shared/test_phase_table.py"
-LAYOUTS = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process[4]"
+LAYOUTS = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
 
 DEFECTS = [
     Defect(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tests.planted.defect import Defect
 
 REGION, KEPT, SCHEDULE = "trainer/tensor/region.py", "trainer/tensor/slices.py", "trainer/shared/parallel/schedule.py"
-NUMBER = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
-LAYOUTS = f"{NUMBER}[4]"
+LAYOUTS = "tests/numerics/test_matrix.py::test_a_designed_layout_has_losses_norms_and_parameters_of_one_process"
 PURE = "tests/shared/test_sliced_schedule.py"
 
 DEFECTS = [
