@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import ChainMap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ PRIMARY = "config"
 """Name of the file of conf/ that chooses from its groups."""
 
 
+@cache
 def project_dir() -> Path:
     """Returns the folder that holds ``conf/``: the checkout, or the installed package."""
     package = Path(__file__).resolve().parent.parent
@@ -44,9 +46,17 @@ def group_folders(own: Path | None) -> list[Path]:
 
 def files_of(group: str, own: Path | None = None) -> dict[str, Path]:
     """Returns the files of a group by the name that chooses each. Of several files of one name, the one in the first folder is chosen."""
-    folders = [root / group for root in reversed(group_folders(own))]
-    found = {str(path.relative_to(at).with_suffix("")): path for at in folders for path in at.glob("**/*.yaml") if path.is_file()}
-    return dict(sorted(found.items()))
+    written = [_files_in(root / group) for root in group_folders(own)[1:]]
+    return dict(sorted(ChainMap(_shipped_files(group), *written).items()))
+
+
+@cache
+def _shipped_files(group: str) -> dict[str, Path]:
+    return _files_in(conf_dir() / group)
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    return {str(path.relative_to(folder).with_suffix("")): path for path in folder.glob("**/*.yaml") if path.is_file()}
 
 
 def groups_of(own: Path | None, shipped: Collection[str]) -> list[str]:

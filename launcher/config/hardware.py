@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from launcher.config.folders import conf_dir, content, files_of, group_folders
@@ -43,6 +45,11 @@ def hardware_files(own: Path | None = None) -> HardwareFiles:
 
 def shipped_hardware() -> dict[str, HardwareConfig]:
     """Reads the data sheets of conf/hardware, by name."""
+    return {name: copy.deepcopy(config) for name, config in _data_sheets().items()}
+
+
+@cache
+def _data_sheets() -> dict[str, HardwareConfig]:
     return {path.stem: _read(path) for path in sorted((conf_dir() / "hardware").glob("*.yaml"))}
 
 

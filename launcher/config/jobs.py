@@ -38,11 +38,14 @@ class Jobs:
         rest, values = self._split(overrides)
         if rest not in self._bases:
             self._bases[rest] = self._base(list(rest))
-        base = self._bases[rest]
-        try:
-            job = base.with_values({o.key_or_group: o.value() for o in values}) if base is not None else None
-        except ConfigError:
-            job = None  # Hydra may find another mistake first
+        base, job = self._bases[rest], None
+        if base is not None:
+            wanted = _by_section({o.key_or_group: o.value() for o in values})
+            try:
+                job = base.with_values(wanted)
+            except ConfigError:
+                if (plain := base.plain_with(wanted)) is not None:
+                    return to_config(plain)  # raises the error of the first section that has a mistake, as Hydra's composition would
         return to_config(self._whole(list(overrides))) if job is None else job
 
     def _base(self, rest: list[str]) -> _Typed | None:
@@ -94,15 +97,12 @@ class _Typed:
         except ValueError:
             return None
 
-    def with_values(self, values: dict[str, Any]) -> Config | None:
-        """Returns the configuration with plain values in place of plain values; None if ``values`` asks for more than that.
+    def with_values(self, wanted: dict[str, dict[str, Any]]) -> Config | None:
+        """Returns the configuration with plain values in place of plain values, by section and dotted key; None if ``wanted`` asks for
+        more than that.
 
         Raises ``ConfigError`` for values that the schema refuses, and for secrets.
         """
-        wanted: dict[str, dict[str, Any]] = {}
-        for key, value in values.items():
-            section, _, rest = key.partition(".")
-            wanted.setdefault(section, {})[rest] = value
         made: dict[str, Any] = {}
         for section in wanted:
             # By their text: 1, 1.0 and True are three values, but one key of a dictionary.
@@ -115,10 +115,23 @@ class _Typed:
                 return None
         return without_secrets(dataclasses.replace(self.config, **made))
 
+    def plain_with(self, wanted: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+        """Returns the same as plain data."""
+        changed = {section: _with(self.sections.get(section), values) for section, values in wanted.items()}
+        return None if None in changed.values() else self.sections | changed
+
     def _typed_section(self, section: str, data: dict[str, Any]) -> Any:
         if section == "cluster":
             return cluster_from_dict(data)
         return from_dict(type(getattr(self.config, section)), data, f"{section}.")
+
+
+def _by_section(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    wanted: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, rest = key.partition(".")
+        wanted.setdefault(section, {})[rest] = value
+    return wanted
 
 
 def _with(section: Any, values: dict[str, Any]) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -83,6 +84,7 @@ def coordinates(table: np.ndarray) -> np.ndarray:
     return np.stack([*log.values(), *kinds, table["sequence_parallel"].astype(float), table["offload"]], axis=1)
 
 
+@cache
 def sizes() -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights (NODES,) of an integral over a standard normal variable."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
@@ -232,20 +234,22 @@ class TimeSurrogate:
 
     def draws(self, rows: np.ndarray, count: int = DRAWS) -> np.ndarray:
         """(count, rows) joint draws of the true log step times of some layouts, always the same."""
-        believed, random = self.posterior(), np.random.default_rng(SEED)
+        believed, normal, drawn_before = self.posterior(), normals(SEED, count * len(rows)).reshape(count, -1), 0
         some = self.traits.rows(rows)
         prior = between(self.widths, some, some, np.eye(len(rows)))
+        known = (self._gram(), self._cross(rows)) if self.seen else None
         drawn = []
         with threadpool_limits(1, "blas"):  # threads that spin while they wait for a core that others use make it ten times slower
             for size, share, mean in zip(self._sizes()[0], _counts(believed.weights, count), believed.means[:, rows], strict=True):
                 if not share:
                     continue
                 covariance = prior.at(*size)
-                if self.seen:
-                    gram, cross = self._both(size, self._gram(), self._cross(rows))
+                if known:
+                    gram, cross = self._both(size, *known)
                     covariance = covariance - cross @ np.linalg.solve(gram, cross.T)
                 root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows)))
-                drawn.append(mean + random.standard_normal((share, len(rows))) @ root.T)
+                drawn.append(mean + normal[drawn_before : drawn_before + share] @ root.T)
+                drawn_before += share
         return np.concatenate(drawn)
 
     def apart(self, rows: np.ndarray, rival: int) -> Mixture:
@@ -253,11 +257,12 @@ class TimeSurrogate:
         believed, both = self.posterior(), np.append(rows, rival)
         some = self.traits.rows(both)
         shared, own = between(self.widths, some, some.rows([-1]), both[:, None] == rival), own_variance(self.widths, some)
+        known = (self._gram(), self._cross(both)) if self.seen else None
         spreads = []
         for size in self._sizes()[0]:
             covariance, variance = shared.at(*size)[:, 0], own.at(*size)
-            if self.seen:
-                gram, cross = self._both(size, self._gram(), self._cross(both))
+            if known:
+                gram, cross = self._both(size, *known)
                 solved = np.linalg.solve(gram, cross.T)
                 covariance = covariance - cross @ solved[:, -1]
                 variance = variance - np.einsum("nm,mn->n", cross, solved)
@@ -312,6 +317,16 @@ class TimeSurrogate:
         return np.array([one.ratio for one in self.seen])
 
 
+_NORMALS: dict[int, np.ndarray] = {}
+
+
+def normals(seed: int, count: int) -> np.ndarray:
+    """(count,) first draws of a standard normal variable from ``seed``. They are kept: a search asks for the same before every trial."""
+    if len(_NORMALS.get(seed, ())) < count:
+        _NORMALS[seed] = np.random.default_rng(seed).standard_normal(count)
+    return _NORMALS[seed][:count]
+
+
 def _counts(weights: np.ndarray, count: int) -> np.ndarray:
     """Whole numbers in proportion to ``weights`` that add up to ``count``."""
     ends = np.round(np.cumsum(weights) * count).astype(int)
@@ -321,9 +336,10 @@ def _counts(weights: np.ndarray, count: int) -> np.ndarray:
 def fitting(fits: np.ndarray, widths: Widths, count: int = DRAWS) -> np.ndarray:
     """(count, n) draws of which layouts fit into memory, each with its probability ``fits``; where the memory of one is predicted too low,
     that of the others is likely to be, too."""
-    random = np.random.default_rng(SEED + 1)
+    normal = normals(SEED + 1, count * (len(fits) + 1))
+    own = normal[count:].reshape(count, -1)
     shared = widths.memory**2 / (widths.memory**2 + widths.memory_layout**2)
-    error = np.sqrt(shared) * random.standard_normal((count, 1)) + np.sqrt(1 - shared) * random.standard_normal((count, len(fits)))
+    error = np.sqrt(shared) * normal[:count, None] + np.sqrt(1 - shared) * own
     return np.asarray(error < ndtri(np.clip(fits, 0.0, 1.0)))
 
 

@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from launcher.cost.inputs.shape import Shape
 from trainer.shared.families.family import FamilyDefaults, ReferenceModel
@@ -48,10 +49,9 @@ def shape_for(family: str, parameters: float, vocab: int | None = None, seq: int
         raise ConfigError(f"a model of {parameters:.3g} parameters is outside the known range; ask for {SMALLEST:g} to {LARGEST:g}")
     vocab = vocab or defaults.vocab
     share = interpolate(family, parameters, lambda a: (a.ffn or 0) / a.hidden, vocab=vocab) if defaults.models[0].ffn else None
-    for reference in defaults.models:
-        published = dataclasses.replace(build_reference(family, reference, seq), vocab=vocab)
-        if abs(math.log(count(published) / parameters)) <= (SAME_SIZE if share is None else SAME_FITTED):
-            return published
+    for published, own in _published(family, seq, vocab):
+        if abs(math.log(own / parameters)) <= (SAME_SIZE if share is None else SAME_FITTED):
+            return dataclasses.replace(published)
     hidden = interpolate(family, parameters, lambda a: a.hidden, beyond=1 / 3, vocab=vocab)
     width = interpolate(family, parameters, lambda a: a.head_width or a.hidden / a.heads, beyond=1 / 12, vocab=vocab)
     around = _nearby(family, parameters, hidden, width, share, vocab, seq)
@@ -96,9 +96,15 @@ def interpolate(
     Outside of them, returns the nearest model's value times (its size ratio) ** ``beyond``.
     """
     defaults = FAMILY_DEFAULTS[family]
-    published = [(dataclasses.replace(build_reference(family, a, defaults.seq), vocab=vocab or defaults.vocab), a) for a in defaults.models]
-    points = [(count(model), value(a)) for model, a in published]
-    return log_interpolate(points, parameters, beyond)
+    published = _published(family, defaults.seq, vocab or defaults.vocab)
+    return log_interpolate([(own, value(a)) for (_, own), a in zip(published, defaults.models)], parameters, beyond)
+
+
+@cache
+def _published(family: str, seq: int, vocab: int) -> list[tuple[ModelConfig, float]]:
+    """Returns the published models with another length and vocabulary, each with its parameters."""
+    models = [dataclasses.replace(build_reference(family, a, seq), vocab=vocab) for a in FAMILY_DEFAULTS[family].models]
+    return [(model, count(model)) for model in models]
 
 
 def log_interpolate(points: list[tuple[float, float]], x: float, beyond: float = 0.0) -> float:

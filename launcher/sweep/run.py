@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from launcher.backends.contract import Backend, BackendError
@@ -222,8 +223,10 @@ def _interruptible(loop: Loop, name: str, backends: Backends) -> Iterator[None]:
         raise Interrupted(requests[0])
 
 
+@cache
 def _commit() -> str | None:
-    """The git commit of the code that is run, with "+" when it has changes; None outside a checkout."""
+    """The git commit of the code that is run, with "+" when it has changes; None outside a checkout. Asked once: git looks at every file,
+    and a search runs a sweep for each of its trials."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:

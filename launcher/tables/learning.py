@@ -25,6 +25,7 @@ from launcher.config.constants import constant_entries
 from launcher.config.schema import HardwareConfig
 from launcher.config.uncertainty import OF_PARTS, Widths, widened, widths_on
 from launcher.cost.inputs import stages
+from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
 from launcher.cost.known import distances, place_of
@@ -34,7 +35,7 @@ from launcher.cost.prediction import CostModel
 from launcher.cost.uncertainty import Traits, between, coordinates, near_sizes, sizes
 from launcher.tables.canonical import MeasuredRun, written
 from launcher.tables.cases import TableCase, asked_cells, machine_of
-from launcher.tables.predictions import grouped, predict_rows
+from launcher.tables.predictions import grouped, on_each, predict_rows
 from launcher.tables.repeats import question
 from trainer.shared.run.errors import ConfigError
 
@@ -162,14 +163,36 @@ def moved(value: float, shipped: float) -> bool:
 
 def missed(cases: Sequence[TableCase], hardware: HardwareConfig) -> np.ndarray:
     """(n,) log(measured / predicted) of runs on ``hardware``."""
-    return np.log([case.row.step_seconds or np.nan for case in cases]) - np.log(step_seconds(on(cases, hardware)))
+    return _logarithms(cases) - np.log(step_seconds(on(cases, hardware)))
+
+
+def _logarithms(cases: Sequence[TableCase]) -> np.ndarray:
+    """(n,) of the measured step times."""
+    return np.log([case.row.step_seconds or np.nan for case in cases])
 
 
 def step_seconds(cases: Sequence[TableCase]) -> np.ndarray:
     """(n,) predicted step times; memory is not asked for."""
     out = np.empty(len(cases))
     for case, members in grouped(cases):
-        out[members] = np.asarray(total(step(case, stages.held(case)))) * case.device.time_factor
+        out[members] = _step_seconds(case)
+    return out
+
+
+def _step_seconds(case: Case) -> np.ndarray:
+    return np.asarray(total(step(case, stages.held(case)))) * case.device.time_factor
+
+
+def step_seconds_on_each(cases: Sequence[TableCase], machines: Sequence[HardwareConfig]) -> np.ndarray:
+    """(machines, n) the same for one machine with several values of its constants and rates."""
+    if machines[0].calibration:  # what it measured says how far the mechanisms are off with these constants
+        return np.stack([step_seconds(on(cases, machine)) for machine in machines])
+    out = np.empty((len(machines), len(cases)))
+    for case, members in grouped(on(cases, machines[0])):
+        row = cases[members[0]].row
+        models = [machine_of(row, {row["hardware"]: machine}) for machine in machines]
+        repeated = on_each(case, [(model.device, model.constants) for model in models])
+        out[:, members] = _step_seconds(repeated).reshape(len(machines), -1)
     return out
 
 
@@ -186,9 +209,9 @@ def on(cases: Sequence[TableCase], hardware: HardwareConfig) -> list[TableCase]:
 
 def linear(cases: Sequence[TableCase], hardware: HardwareConfig, values: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
     """log(measured / predicted) of each run, and by how much the logarithm of its prediction grows with that of each parameter."""
-    base = missed(cases, with_values(hardware, values))
-    slopes = [base - missed(cases, with_values(hardware, {**values, name: value * np.exp(STEP)})) for name, value in values.items()]
-    return base, np.stack(slopes, axis=1) / STEP
+    moves = [values, *({**values, name: value * float(np.exp(STEP))} for name, value in values.items())]
+    seconds = np.log(step_seconds_on_each(cases, [with_values(hardware, each) for each in moves]))
+    return _logarithms(cases) - seconds[0], (seconds[1:] - seconds[0]).T / STEP
 
 
 def traits(cases: Sequence[TableCase]) -> Traits:

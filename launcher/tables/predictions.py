@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from launcher.cost.inputs.case import Case
+from launcher.cost.inputs.constants import Constants
+from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.memory.peak import CONTEXT, FRAGMENTS
 from launcher.cost.model import estimate
@@ -67,6 +69,35 @@ def _case(rows: list[TableCase]) -> Case:
     table = np.array([row.layout for row in rows], dtype=first.layout.dtype)
     batches = np.array([row.global_batch for row in rows], dtype=float)
     return Case(stacked([row.shape for row in rows]), table, batches, first.device, first.trainer, first.precision, first.constants)
+
+
+def on_each(case: Case, machines: Sequence[tuple[Device, Constants]]) -> Case:
+    """Repeats the layouts of ``case``, whose sizes are arrays, for each of several machines that differ in constants and sustained rates
+    alone: one table, for the arrays of one prediction are hardly longer to compute than those of another."""
+    count, (device, first) = len(case.table), machines[0]
+
+    def column(values: Sequence[float]) -> Any:
+        return np.repeat(values, count) if len({*values}) > 1 else values[0]
+
+    constants = {field.name: column([getattr(each, field.name) for _, each in machines]) for field in dataclasses.fields(first)}
+    sustained = {name: column([each.sustained[name] for each, _ in machines]) for name in device.sustained}
+    return dataclasses.replace(
+        case,
+        shape=_repeated(case.shape, len(machines)),
+        table=np.tile(case.table, len(machines)),
+        global_batch=np.tile(case.global_batch, len(machines)),
+        device=dataclasses.replace(device, sustained=sustained),
+        constants=type(first)(**constants),
+    )
+
+
+def _repeated(shape: Any, times: int) -> Any:
+    """A shape of arrays, one after the other."""
+    values = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
+    several = {name: _repeated(each, times) for name, each in values.items() if dataclasses.is_dataclass(each)}
+    return dataclasses.replace(
+        shape, **several, **{name: np.tile(each, times) for name, each in values.items() if isinstance(each, np.ndarray)}
+    )
 
 
 def stacked(shapes: Sequence[Any]) -> Shape:

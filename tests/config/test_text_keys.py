@@ -95,15 +95,13 @@ def test_a_text_is_a_text_or_one_plain_error(typed: str) -> None:
 # -- text that nothing changes, and names with dots ---------------------------------------------------------------------------
 
 
-@draws(gate=25, campaign=2000)
-@given(st.text("ab01_.,:;&|[](){}'\"\\=+-# $\n", max_size=8))
-@example("\\${x}")
-@example("${oc.env:HOME}")
-@example("null")
-def test_a_text_that_is_set_is_that_text(typed: str) -> None:
-    (word,) = with_texts(["--set", "cluster.env.A", typed])
-    assert compose([word]).cluster.env["A"] == typed
-    assert [each.value() for each in [parse_override(check_overrides([word], sweep=True)[0])]] == [parse_override(word).value()]
+@draws(gate=4, campaign=300)
+@given(st.lists(st.text("ab01_.,:;&|[](){}'\"\\=+-# $\n", max_size=8), min_size=8, max_size=8))
+@example(["\\${x}", "${oc.env:HOME}", "null"])
+def test_texts_that_are_set_are_those_texts(typed: list[str]) -> None:
+    words = [word for n, text in enumerate(typed) for word in with_texts(["--set", f"cluster.env.A{n}", text])]
+    assert list(compose(words).cluster.env.values()) == typed
+    assert [parse_override(word).value() for word in check_overrides(words, sweep=True)] == [parse_override(word).value() for word in words]
 
 
 def test_texts_of_a_list_are_its_entries_and_other_words_stay() -> None:

@@ -22,7 +22,7 @@ from launcher.cost.inputs.layouts import to_layout, to_table
 from launcher.cost.uncertainty import TimeSurrogate
 from launcher.tables.canonical import MeasuredRun, read, write, written
 from launcher.tables.cases import TableCase, table_case
-from launcher.tables.learning import as_id, learn, missed, on, run_id, start, step_seconds, traits, with_values
+from launcher.tables.learning import as_id, learn, missed, on, run_id, start, step_seconds, step_seconds_on_each, traits, with_values
 from launcher.tables.predictions import predict_rows
 from trainer.shared.run.errors import ConfigError
 
@@ -71,6 +71,14 @@ def test_planted_constants_lie_within_their_stated_spreads(count: int) -> None:
     """90 % of them within 1.645 spreads."""
     distances = np.concatenate([recovered(seed) for seed in range(count)])
     assert np.mean(abs(distances) < 1.645) >= 0.88
+
+
+def test_steps_predicted_for_many_constants_at_once_are_those_of_each() -> None:
+    cases, hardware = cases_of([row for row in read(TABLE) if row.step_seconds][::40]), shipped_hardware()[HARDWARE]
+    values = start(cases, hardware)
+    machines = [with_values(hardware, values | {name: 0.8 * values[name]}) for name in values]
+    each = np.stack([step_seconds(on(cases, machine)) for machine in machines])
+    assert len(np.unique(each[:, 0])) > 10 and step_seconds_on_each(cases, machines) == pytest.approx(each, rel=1e-12)
 
 
 def test_one_run_takes_most_of_the_common_error_away() -> None:

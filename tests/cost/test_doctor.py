@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.backends.local import fork_server
 from launcher.cli import doctor
 from launcher.cli.main import main
 from launcher.config import compose
@@ -27,11 +28,14 @@ from launcher.cost import predict
 from launcher.cost.calibration import COPY, _exchange, _product, hardware, measured
 from launcher.cost.inputs.constants import SHIPPED
 from launcher.cost.inputs.device import Device
+from tests import warm
 from tests.cost.machines import HARDWARE, layout, mixed
+from tests.warm import forked
 from trainer.probe import OPERATION, groups_of, pair_of
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import ModelConfig
 
+__all__ = ["forked"]  # for all tests here
 pytestmark = pytest.mark.slow
 
 SHAPES = ((64, 64, 64), (64, 256, 64), (256, 256, 256), (256, 1024, 256), (512, 512, 1024))
@@ -172,10 +176,24 @@ def test_all_ranks_of_a_group_measure_it_at_the_same_time(per_node: int, nodes: 
             assert rank in pair and all(pair_of(other, distance, per_node, len(everyone)) == pair for other in pair)
 
 
+BRIEF = """
+import runpy
+from dataclasses import replace
+from trainer import probe
+probe.HOST = replace(probe.HOST, products=probe.HOST.products[:4], product_s=0.003, message_s=0.01)
+probe.TURNS = 2
+runpy.run_module("trainer.fork_server", run_name="__main__", alter_sys=True)
+"""
+"""Forks ranks whose probe repeats nothing for long."""
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.campaign("launchers"))], ids=["brief", "whole"])
 def test_doctor_measures_this_machine_into_a_file_that_plan_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if not whole:
+        monkeypatch.setattr(fork_server, "start_server", lambda _, errors: warm.start_server([sys.executable, "-P", "-c", BRIEF], errors))
     assert main(["doctor", "--json", "--name", "here", "cluster.gpus_per_node=2"]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from launcher.cost.inputs.stages import _by_cost
 from launcher.cost.time.pipeline import StageTimes, run, turns
+from tests.draws import draws
 from trainer.shared.parallel.actions import Kind
 from trainer.shared.parallel.balance import by_cost
 from trainer.shared.parallel.schedule import build, compute_order
 from trainer.shared.parallel.simulate import Times, makespan, simulate
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+FEW = draws(gate=25, campaign=300)
 RANKS, BATCHES = st.integers(1, 8), st.integers(1, 24)
 
 
@@ -34,6 +36,7 @@ def closed(name: str, p: int, v: int, m: int, forward: list[float], backward: li
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@FEW
 @given(p=RANKS, groups=st.integers(1, 4), rest=st.integers(0, 7), v=st.integers(2, 4), backward=st.floats(1, 3))
 def test_equal_stages_without_transfers_take_exactly_the_simulated_time(
     name: str, p: int, groups: int, rest: int, v: int, backward: float
@@ -47,6 +50,7 @@ def test_equal_stages_without_transfers_take_exactly_the_simulated_time(
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@FEW
 @given(p=RANKS, m=BATCHES, head=st.floats(0, 1), send=st.floats(0, 0.2))
 def test_a_slow_last_stage_and_transfers_take_exactly_the_simulated_time(name: str, p: int, m: int, head: float, send: float) -> None:
     forward, backward = [1.0] * p, [2.0] * p
@@ -55,6 +59,7 @@ def test_a_slow_last_stage_and_transfers_take_exactly_the_simulated_time(name: s
     assert closed(name, p, 1, m, forward, backward, send) == pytest.approx(simulated(name, p, 1, m, forward, backward, send), rel=1e-9)
 
 
+@FEW
 @given(p=st.integers(2, 8), m=st.integers(1, 8), k=st.integers(2, 8), head=st.floats(0, 1), send=st.floats(0, 0.1))
 def test_slices_are_as_many_micro_batches_and_never_slower(p: int, m: int, k: int, head: float, send: float) -> None:
     """Ranks run ahead by k - 1 slices more than by micro-batches, which hides transfers and a slow last rank that 1F1B waits for."""
@@ -67,6 +72,7 @@ def test_slices_are_as_many_micro_batches_and_never_slower(p: int, m: int, k: in
     assert sliced <= found * (1 + 1e-9) and sliced == pytest.approx(found, rel=0.12 if send else 0.01)
 
 
+@FEW
 @given(p=RANKS, m=BATCHES, first=st.floats(0, 0.3), last=st.floats(0, 1), send=st.floats(0, 0.2), extra=st.integers(0, 7))
 def test_uneven_1f1b_is_within_six_per_cent(p: int, m: int, first: float, last: float, send: float, extra: int) -> None:
     forward = [1.0 + (0.2 if 0 < r <= extra else 0.0) for r in range(p)]
@@ -77,6 +83,7 @@ def test_uneven_1f1b_is_within_six_per_cent(p: int, m: int, first: float, last: 
     assert closed("1f1b", p, 1, m, forward, backward, send) == pytest.approx(simulated("1f1b", p, 1, m, forward, backward, send), rel=0.06)
 
 
+@FEW
 @given(p=st.integers(2, 8), groups=st.integers(1, 4), v=st.integers(2, 4), head=st.floats(0, 0.5), send=st.floats(0, 0.05))
 def test_interleaving_with_a_head_and_short_transfers_is_within_ten_per_cent(p: int, groups: int, v: int, head: float, send: float) -> None:
     forward, backward = [1.0] * (p * v), [2.0] * (p * v)
@@ -86,6 +93,7 @@ def test_interleaving_with_a_head_and_short_transfers_is_within_ten_per_cent(p: 
     assert closed(*arguments) == pytest.approx(simulated(*arguments), rel=0.1)
 
 
+@FEW
 @given(p=st.integers(2, 16), m=st.integers(1, 40), v=st.integers(2, 4), backward=st.floats(1, 3))
 def test_interleaving_that_stages_do_not_divide_is_within_four_per_cent(p: int, m: int, v: int, backward: float) -> None:
     """3.2 at most in all of these with a backward as long as the forward; 2.1 with one of twice its length."""
@@ -93,6 +101,7 @@ def test_interleaving_that_stages_do_not_divide_is_within_four_per_cent(p: int, 
     assert closed(*arguments) == pytest.approx(simulated(*arguments), rel=0.04)
 
 
+@FEW
 @given(p=RANKS, v=st.integers(1, 4), m=BATCHES, rank=st.integers(0, 7))
 def test_chunks_take_as_many_turns_beside_gathers_and_reductions_as_in_the_trainers_actions(p: int, v: int, m: int, rank: int) -> None:
     chunks = v if p > 1 else 1
@@ -103,6 +112,7 @@ def test_chunks_take_as_many_turns_beside_gathers_and_reductions_as_in_the_train
     assert [chunks * float(passes) for passes in turns(*np.array([p, chunks, m]))] == pytest.approx([before_last, after_first])
 
 
+@FEW
 @given(p=st.integers(1, 8), m=BATCHES, first=st.floats(0.1, 3), middle=st.floats(0.1, 3), last=st.floats(0.1, 3))
 def test_no_schedule_is_shorter_than_the_work_of_its_busiest_rank(p: int, m: int, first: float, middle: float, last: float) -> None:
     forward = [first, *[middle] * (p - 2), last][:p] if p > 1 else [last]
@@ -111,6 +121,7 @@ def test_no_schedule_is_shorter_than_the_work_of_its_busiest_rank(p: int, m: int
         assert closed(name, p, 1, m, forward, backward, 0.0) >= 3 * m * max(forward) * (1 - 1e-9)
 
 
+@FEW
 @given(p=st.integers(2, 8), m=BATCHES, send=st.floats(0, 0.1))
 def test_zero_bubble_is_never_slower_than_1f1b_and_within_five_per_cent_of_the_simulation(p: int, m: int, send: float) -> None:
     times = [1.0] * p, [2.0] * p
@@ -131,6 +142,7 @@ def test_a_zero_bubble_step_takes_as_long_wherever_the_last_rank_has_the_weight_
         assert makespan(simulate(build("zero_bubble", p, 1, m), times)) == pytest.approx(total)
 
 
+@FEW
 @given(p=RANKS, more=st.integers(0, 9), forward=st.floats(1, 3))
 def test_zero_bubble_with_twice_the_micro_batches_in_flight_leaves_the_bubble_of_the_paper(p: int, more: int, forward: float) -> None:
     """Qi et al. 2023, table 2: (p - 1)(F + B - 2 W), B and W being the halves of backward."""
@@ -150,6 +162,7 @@ def test_transfers_are_what_they_add() -> None:
     assert found.transfers[0] > 0
 
 
+@FEW
 @given(layers=st.integers(2, 130), p=st.integers(2, 40), v=st.integers(1, 4), head=st.floats(0.01, 20))
 def test_balanced_splits_are_those_that_the_trainer_makes(layers: int, p: int, v: int, head: float) -> None:
     if p * v > layers:

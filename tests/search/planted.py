@@ -1,4 +1,5 @@
-"""A place where trials run whose step times are known: each poll is one step of every running trial."""
+"""A place where trials run whose step times are known: each poll is one step of every running trial, or all up to its
+next validation."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ class PlantedBackend(Backend):
         super().__init__(LocalCluster())
         self.folder, self.truth, self.dies_after, self.scatter, self.loss = folder, truth, dies_after, scatter, loss
         self.submitted: list[str] = []
+        self.known: dict[Path, tuple[TrainConfig, float | Reason]] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, cluster: ClusterConfig) -> Backend:
@@ -67,28 +69,29 @@ class PlantedBackend(Backend):
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
         return [self._step(handle) for handle in handles]
 
-    def _change(self, handle: Handle, **changes: object) -> dict[str, object]:
+    def _change(self, handle: Handle, **changes: object) -> None:
         path = self.folder / f"{handle['name']}.json"
-        job = (read_json(path) or {}) | changes
-        write_json(path, job)
-        return job
+        write_json(path, (read_json(path) or {}) | changes)
 
     def _step(self, handle: Handle) -> JobState:
-        job = self._change(handle)
+        job = read_json(self.folder / f"{handle['name']}.json") or {}
         directory = Path(str(job["directory"]))
-        config = load(directory / "config.yaml")
-        seconds = self.truth(config)
+        if directory not in self.known:
+            config = load(directory / "config.yaml")
+            self.known[directory] = config, self.truth(config)
+        config, seconds = self.known[directory]
         if job.get("ended") == "cancelled":
             return JobState(Status.STOPPED, Reason.CANCELLED)
         if isinstance(seconds, Reason):
             return JobState(Status.FAILED, seconds, "planted")
-        step = int(str(job["step"])) + 1
+        first, step = int(str(job["step"])) + 1, int(str(job["step"])) + (config.run.eval_every or 1)
         self._change(handle, step=step)
         with (directory / "metrics.jsonl").open("a") as stream:
-            line = {"attempt": job["attempt"], "step": step, "step_time_s": seconds * (1 + self.scatter * (step % 3))}
-            if self.loss is not None and step % config.run.eval_every == 0:
-                line["validation_loss"] = self.loss(config, step)
-            stream.write(json.dumps(line) + "\n")
+            for number in range(first, step + 1):
+                line = {"attempt": job["attempt"], "step": number, "step_time_s": seconds * (1 + self.scatter * (number % 3))}
+                if self.loss is not None and number % config.run.eval_every == 0:
+                    line["validation_loss"] = self.loss(config, number)
+                stream.write(json.dumps(line) + "\n")
         if step < config.run.steps:
             return JobState(Status.RUNNING)
         result = {"status": "done", "attempt": job["attempt"], "step_time_s": seconds, "world_size": 1}

@@ -52,7 +52,9 @@ def test_what_is_published_of_a_recipe_is_what_the_cost_model_predicts(name: str
     assert predicted.step_time_s == pytest.approx(expected["step_time_s"], rel=expected.get("tolerance", 0.15))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.campaign("words")] * bool(i % 3)) for i, name in enumerate(RECIPES)]
+)
 def test_the_plan_of_a_recipe_is_not_slower_than_its_published_layout(name: str) -> None:
     config = resolve(compose([f"recipe={name}"]))
     planned = plan(config)

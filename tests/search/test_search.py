@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from launcher.config.hardware import hardware_files
 from launcher.config.schema import LocalCluster, SweepConfig
 from launcher.config.search import SearchConfig, SpaceConfig
 from launcher.config.uncertainty import shipped_widths
-from launcher.cost import predict
+from launcher.cost import CostModel, predict
 from launcher.goals.goal import Written
 from launcher.goals.training.goal import GOAL
 from launcher.goals.training.search import TrainingSearch
@@ -50,6 +50,7 @@ from trainer.shared.run.schema import DataConfig, LayoutConfig, ModelConfig, Run
 
 pytestmark = pytest.mark.slow
 
+Searched = tuple[SearchProblem, SearchOutcome[Any]]
 BASE = Config(
     model=ModelConfig(layers=8, hidden=1024, heads=16, vocab=8192, seq=512),
     run=RunConfig(global_batch=64, steps=8, warmup_steps=1, precision="bf16"),
@@ -59,11 +60,21 @@ BASE = Config(
 )
 
 
-@pytest.fixture(autouse=True)
-def hasty_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def hasty_loop() -> Iterator[None]:
     """The place answers at once, so there is nothing to wait for."""
-    monkeypatch.setattr(loop, "TICK_SECONDS", 0.001)
-    monkeypatch.setattr(stopping, "_REQUESTS_SECONDS", 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "TICK_SECONDS", 0.001)
+        patch.setattr(stopping, "_REQUESTS_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(hasty_loop: None, tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    """A search that several tests look at, and what it chose from."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    candidates = prepared(folder)
+    return candidates, search("demo", candidates, Backends(PlantedBackend(folder / "place", truth)), ["model=x"])
 
 
 def prepared(tmp_path: Path, **changes: object) -> SearchProblem:
@@ -78,30 +89,32 @@ def truth(config: TrainConfig) -> float:
     return float(seconds * 1.3 ** np.log2(config.layout.tensor) * 1.4)
 
 
-def best_of(candidates: SearchProblem) -> float:
-    """The exhaustive grid's best."""
-    configs = [resolve(candidates.trial_config(SearchTrial(i, True, None))) for i in range(len(candidates.candidates))]
-    return min(truth(config.train_config()) for config in configs)
+def truths(candidates: SearchProblem) -> np.ndarray:
+    """The same of the exhaustive grid."""
+    known = CostModel(BASE.cluster).predict_table(BASE.model, candidates.table, BASE.run).step_time
+    seconds = known * 1.3 ** np.log2(candidates.table["tensor"]) * 1.4
+    for i in range(0, len(seconds), 40):
+        assert truth(resolve(candidates.trial_config(SearchTrial(i, True, None))).train_config()) == pytest.approx(seconds[i])
+    return np.asarray(seconds)
 
 
-def test_the_search_finds_the_best_of_the_exhaustive_grid_with_few_trials(tmp_path: Path) -> None:
-    candidates = prepared(tmp_path)
-    found = search("demo", candidates, Backends(PlantedBackend(tmp_path / "place", truth)))
-    assert found.policy.best_seconds() <= 1.02 * best_of(candidates)  # type: ignore[operator]
+def test_the_search_finds_the_best_of_the_exhaustive_grid_with_few_trials(undisturbed: Searched) -> None:
+    candidates, found = undisturbed
+    assert found.policy.best_seconds() <= 1.02 * truths(candidates).min()  # type: ignore[operator]
     assert len(found.trials) < len(candidates.candidates) / 10
     assert found.reason.startswith("no untried layout")
 
 
-def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(tmp_path: Path) -> None:
-    found = search("demo", prepared(tmp_path), Backends(PlantedBackend(tmp_path / "place", truth)), ["model=x"])
-    records = Store(tmp_path / "runs").sweep("demo").records
+def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(undisturbed: Searched) -> None:
+    candidates, found = undisturbed
+    records = Store(candidates.config.sweep.dir).sweep("demo").records
     assert [r.id for r in records] == [record.id for _, record, _ in found.trials]
     assert all(record.predicted and record.predicted["step_time_s"] > 0 and record.overrides[0] == "model=x" for record in records)
     for trial, record, _ in found.trials:
         low, high = record.predicted["interval_s"]  # type: ignore[index]
         assert low < record.predicted["step_time_s"] < high  # type: ignore[index]
         if trial.full:
-            layout = resolve(prepared(tmp_path).trial_config(trial)).layout
+            layout = resolve(candidates.trial_config(trial)).layout
             assert predict(BASE.model, layout, BASE.run, BASE.cluster).interval_s == pytest.approx((low, high), rel=0.01)
 
 
@@ -158,9 +171,8 @@ class TestEnough:
         done = [record for _, record, _ in found.trials if record.status is Status.DONE]
         assert done and all(record.reason is None and len(measured_steps(record)) == 11 for record in done)
 
-    def test_what_is_left_of_short_trials_is_not_worth_ending(self, tmp_path: Path) -> None:
-        found = search("demo", prepared(tmp_path), Backends(PlantedBackend(tmp_path / "place", truth)))
-        assert all(record.reason is not Reason.MEASURED for _, record, _ in found.trials)
+    def test_what_is_left_of_short_trials_is_not_worth_ending(self, undisturbed: Searched) -> None:
+        assert all(record.reason is not Reason.MEASURED for _, record, _ in undisturbed[1].trials)
 
     def test_repeated_it_starts_nothing_and_without_it_all_steps_run(self, tmp_path: Path) -> None:
         found, first = self.searched(tmp_path)
@@ -221,15 +233,14 @@ def test_out_of_memory_and_other_failures_are_shown_and_survived(tmp_path: Path)
     assert winner.micro_batch < 4 and winner.recompute != "selective"
 
 
-def test_a_killed_search_goes_on_with_the_same_trials_and_runs_none_twice(tmp_path: Path) -> None:
-    undisturbed = search("demo", prepared(tmp_path / "a"), Backends(PlantedBackend(tmp_path / "a/place", truth)))
-    candidates = prepared(tmp_path / "b")
-    first = PlantedBackend(tmp_path / "b/place", truth, dies_after=1)
+def test_a_killed_search_goes_on_with_the_same_trials_and_runs_none_twice(undisturbed: Searched, tmp_path: Path) -> None:
+    candidates = prepared(tmp_path)
+    first = PlantedBackend(tmp_path / "place", truth, dies_after=1)
     with pytest.raises(KeyboardInterrupt):
         search("demo", candidates, Backends(first))
-    second = PlantedBackend(tmp_path / "b/place", truth)
+    second = PlantedBackend(tmp_path / "place", truth)
     resumed = search("demo", candidates, Backends(second))
-    assert [trial.index for trial, _, _ in resumed.trials] == [trial.index for trial, _, _ in undisturbed.trials]
+    assert [trial.index for trial, _, _ in resumed.trials] == [trial.index for trial, _, _ in undisturbed[1].trials]
     assert len(set(first.submitted + second.submitted)) == len(first.submitted + second.submitted)
 
 
@@ -403,8 +414,8 @@ def test_the_report_says_what_it_cost_and_what_the_grid_would_have(tmp_path: Pat
     report = json.loads(json.dumps(TrainingSearch(candidates, 1000, candidates.config).document("demo", found, Written()), allow_nan=False))
     assert report["trials"] == len(found.trials) and report["layouts"] == 1000
     assert [row["step_time_s"] for row in report["ranking"]] == sorted(row["step_time_s"] for row in report["ranking"])
-    grid = sum(even(resolve(candidates.trial_config(SearchTrial(i, True, None))).train_config()) for i in range(len(candidates.candidates)))
-    assert report["grid_gpu_hours"] == pytest.approx(grid * BASE.run.steps * 8 / 3600, rel=0.3)
+    grid = truths(candidates) / 1.3 ** np.log2(candidates.table["tensor"])
+    assert report["grid_gpu_hours"] == pytest.approx(grid.sum() * BASE.run.steps * 8 / 3600, rel=0.3)
 
 
 def test_the_start_of_a_trial_is_what_it_took_besides_its_steps(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli.main import main
@@ -17,6 +17,7 @@ from launcher.results.measurements import measure
 from launcher.results.ranking import rank
 from launcher.tracking import names as tracked
 from launcher.trials.store import Record, Store
+from tests.draws import draws
 from tests.results.trial_files import SweepOnDisk, demo_sweep
 from trainer.shared.records.outcome import Status
 
@@ -68,7 +69,7 @@ def read_all(root: Path, record: Record) -> None:
     assert all(tracked.tags(each, "planted") and tracked.params(each) is not None for each in sweep.records)
 
 
-@settings(max_examples=30)
+@draws(gate=12, campaign=300)
 @given(st.data())
 def test_one_wrong_value_in_a_record_hides_no_other_trial(planted: tuple[SweepOnDisk, Record], data: st.DataObject) -> None:
     found, record = planted
@@ -82,7 +83,7 @@ def test_one_wrong_value_in_a_record_hides_no_other_trial(planted: tuple[SweepOn
         path.write_text(json.dumps(whole))
 
 
-@settings(max_examples=20)
+@draws(gate=8, campaign=300)
 @given(st.data())
 def test_one_wrong_value_in_a_sweeps_file_is_left_out(planted: tuple[SweepOnDisk, Record], data: st.DataObject) -> None:
     found, record = planted

@@ -125,7 +125,8 @@ def _scores(case: Case, name: str) -> ForwardBackward:
     product = (product + matmul.seconds(device, precision, constants, rows, values, seen, batch)) * matmul.aligned(s.head_width)
     # each tensor operation streams through one long array; a fused kernel does more to every element that it moves
     rate = constants.streaming if name == "unfused" else constants.bandwidth
-    moves = np.asarray(score_passes(case, name)) / rate + (np.asarray(DROPOUT_PASSES) / constants.dropout if s.dropout else 0.0)
+    dropped = DROPOUT_PASSES if s.dropout else (0.0, 0.0)
+    ahead, back = (moved / rate + more / constants.dropout for moved, more in zip(score_passes(case, name), dropped))
     once = score_count(case) * case.width / device.bandwidth
-    forward, backward = product + moves[0] * once, 2 * product + moves[1] * once
+    forward, backward = product + ahead * once, 2 * product + back * once
     return (forward / 2, (backward + forward) / 2) if in_blocks(case) else (forward, backward)

@@ -8,6 +8,13 @@ RANKING, METRICS = "launcher/results/ranking.py", "launcher/tables/metrics.py"
 
 DEFECTS = [
     Defect(
+        "of many machines in one table each run has another one's constants",
+        "launcher/tables/predictions.py",
+        "return np.repeat(values, count) if",
+        "return np.tile(values, count) if",
+        "tests/cost/test_calibrate.py",
+    ),
+    Defect(
         "trials are ranked by what was predicted",
         RANKING,
         "timed.sort(key=lambda m: (m.other_model, m.step_time_s, m.trial))",
