@@ -1,7 +1,7 @@
 """Says at the end of a run of tests what it took: tests, seconds and processor seconds by room, and the worst figure of each kind.
 
-A room is a folder of ``tests/``. Processor seconds of a test are those of its process and of all processes below it; servers that all
-tests share, and processes that have left their parent, are in none of them. A test tells a figure whose largest value
+A room is a folder of ``tests/``. Processor seconds of a test are those of its process and of all processes below it; clusters that all
+tests share are told by themselves, and processes that have left their parent are in none of them. A test tells a figure whose largest value
 is of interest by ``record_property("worst NAME", value)``. ``--summary FILE`` writes the same as JSON.
 """
 
@@ -20,6 +20,8 @@ import pytest
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WORST = "worst "
+SHARED = set[int]()
+"""Processes that this one has started for all tests."""
 SHOWN = 40
 """Tests that are named for what they cost."""
 
@@ -83,8 +85,8 @@ def processor_seconds(pid: int | None = None) -> float:
     with suppress(OSError):
         total = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])) / TICKS
         for task in os.listdir(f"/proc/{pid}/task"):
-            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-                total += processor_seconds(int(child))
+            for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
+                total += processor_seconds(child) if child not in SHARED else 0.0
     return total
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli.main import main
 from tests.tracking.fixtures import at_work
-from tests.warm import forked
+from tests.warm import forked, python
 
 __all__ = ["forked"]
 
@@ -38,6 +38,8 @@ def test_every_command_of_the_examples_page_runs(tmp_path: Path, monkeypatch: py
         words = shlex.split(command)[1:]
         if words[0] == "train" and "--dry-run" not in words:
             words += ["run.steps=3", "cluster.gpus_per_node=1"]
+        if words[0] == "trainers":
+            words += [f"trainer.launch.python={python()}"]  # which has imported torch
         assert main(words) == 0, command
 
 

@@ -19,7 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 THEIRS = 'raise SystemExit("the trainer of somebody else")\n'
 SCRIPT = "import sys\nfrom launcher.__main__ import main\nsys.exit(main())\n"
 """A console script, as pip writes it."""
-TINY = ("train", "model=gpt_tiny", "data=synthetic", "cluster.gpus_per_node=2", "layout.tensor=2", "run.global_batch=2", "run.steps=3")
+PROGRAM = """
+import os
+assert "libtorch" not in open(f"/proc/{os.getppid()}/maps").read(), "the rank that watches has imported what it does not need"
+for step in (1, 2, 3):
+    print(f"it {step} took 1 ms")
+"""
+TINY = (
+    *("train", "model=gpt_tiny", "data=synthetic", "cluster.gpus_per_node=2", "run.global_batch=2", "run.steps=3"),
+    *("trainer.launch.program=command", "trainer.launch.script=train.py", "trainer.launch.command=['{python}','{script}']"),
+    r"trainer.launch.log=['it (?P<step>\d+) took (?P<milliseconds>\d+) ms']",
+)
+"""Ranks that watch another program, for which no torch is imported; tests/sweep/test_multirun.py has one that train."""
 
 
 def foreign(folder: Path) -> Path:
@@ -48,6 +59,7 @@ def in_site_packages(folder: Path) -> tuple[str, dict[str, str]]:
 def test_launcher_and_ranks_find_ours(place: Callable[[Path], tuple[str, dict[str, str]]], trained_by: str, tmp_path: Path) -> None:
     python, environment = place(tmp_path)
     (tmp_path / "trireme").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(PROGRAM)
     entrances = {"script": ["trireme"], "module": ["-m", "launcher"]}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:

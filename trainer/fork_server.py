@@ -1,6 +1,7 @@
 """A process that has imported torch and the trainer once and forks ranks on request: ``python -m trainer.fork_server``.
 
-Importing torch costs a second or more in every rank; a fork costs milliseconds. The protocol is one JSON document a
+Importing torch costs a second or more in every rank; a fork costs milliseconds. It does so for the first ranks that need it, which those of
+another trainer's command do not. The protocol is one JSON document a
 line, requests on standard input and replies on standard output:
 
     {"start": key, "config": path, "out": dir, "attempt": 0, "ranks": [0, 1], "world_size": 2, "master_port": 29500,
@@ -27,6 +28,7 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,8 +58,9 @@ class RunningRanks:
 class ForkServer:
     """Forks ranks, reports their exits, and leaves none behind."""
 
-    def __init__(self, entry: Any):
+    def __init__(self, entry: Any, prepare: Callable[[Path], None] = lambda config: None):
         self.entry = entry  # main(argv) -> exit code, run in the forked rank
+        self.prepare = prepare  # imports before a fork what the ranks of a configuration need
         self.groups: dict[str, RunningRanks] = {}
         self.buffer = b""
         self.marker = f"TRIREME_RANKS_OF_{os.getpid()}"  # the variable that holds a group's mark
@@ -116,6 +119,7 @@ class ForkServer:
         key = request["start"]
         if key in self.groups:
             raise ValueError(f"{key} is running already")
+        self.prepare(Path(request["config"]))
         for rank in request["ranks"]:
             Path(request["log"].format(rank=rank)).parent.mkdir(parents=True, exist_ok=True)
         group = self.groups.setdefault(key, RunningRanks(key, next(self.marks)))
@@ -254,15 +258,22 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def main() -> int:
-    """Import everything a rank needs, then serve."""
+    """Serve; with the first ranks that train themselves import everything that they need."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported; forking after a threaded OpenMP region hangs
     from trainer.__main__ import main as entry
     from trainer.__main__ import preload
+    from trainer.shared.run.errors import ConfigError
+    from trainer.shared.run.read import load
 
-    preload()
-    gc.freeze()  # a rank's garbage collections do not touch the pages that it shares with the fork server
+    def prepare(config: Path) -> None:
+        with contextlib.suppress(ConfigError, OSError):  # of which the rank speaks
+            if "torch" not in sys.modules and load(config).command is None:
+                preload()
+                gc.freeze()  # a rank's garbage collections do not touch the pages that it shares with the fork server
+
+    gc.freeze()
     reply({"ready": True})
-    ForkServer(entry).serve()
+    ForkServer(entry, prepare).serve()
     return 0
 
 

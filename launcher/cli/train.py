@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +74,10 @@ def main(argv: list[str]) -> int:
     primary = primary_of(own, name) if (name := _value_of(flags, "--config-name", "-cn")) is not None else None
     plain = check_overrides(plain, sweep=several, folder=own, primary=primary)
     sys.argv = ["trireme train", *flags, *plain, search_path(primary=primary, own=own if primary else None)]
+    theirs = own is not None or any(word.lstrip("+~").startswith("hydra") for word in plain)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then lets errors through instead of printing its own and exiting with 1
     try:
-        with sweep.backends, plain_errors():
+        with sweep.backends, plain_errors(), _mode_by_flags(theirs):
             hydra.main(**hydra_behaviour(), config_path=str(conf_dir()), config_name=PRIMARY)(sweep.train)()
     except OSError as error:
         sweep.error = error
@@ -87,6 +90,21 @@ def main(argv: list[str]) -> int:
     if sweep.error is not None:
         raise sweep.error
     return sweep.exit_code
+
+
+@contextmanager
+def _mode_by_flags(of_their_own: bool) -> Iterator[None]:
+    """Spares the composition by which Hydra reads ``hydra.mode`` before the one that it runs, half of the time until a run is composed:
+    only settings ``of_their_own`` can set it."""
+    from hydra._internal.hydra import Hydra
+
+    read = Hydra.get_mode
+    if not of_their_own:
+        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = read  # type: ignore[method-assign]
 
 
 def parser() -> VerbParser:

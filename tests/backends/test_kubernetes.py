@@ -21,7 +21,6 @@ from launcher.backends import backend_for
 from launcher.backends.kubernetes.cluster import KubernetesCluster
 from launcher.backends.kubernetes.manifests import ENTRY
 from launcher.backends.kubernetes.volumes import CONFIG_DIR, VolumeConfig
-from launcher.backends.local import fork_server
 from launcher.cli.main import main
 from launcher.tracking import unmirrored
 from launcher.tracking.mirror import MlflowSweep
@@ -256,9 +255,9 @@ def test_the_main_job_sweeps_layouts_over_pods_and_ranks_them_with_the_losses_of
     secret = secrets.token_hex(16)
     real_node.core().create_namespaced_secret(namespace, {"metadata": {"name": "planted"}, "stringData": {"token": secret}})
     pods = [*overrides(real_node.cluster(namespace)), "cluster.nodes=2", "cluster.gpus_per_node=1", "cluster.secrets.PLANTED=planted/token"]
-    assert main(["train", "-m", "layout.tensor=1,2", "sweep.name=pods", *SHORT, *pods]) == 0
-    monkeypatch.setattr(fork_server, "start_server", warm.start_server)
-    assert main(["train", "-m", "layout.tensor=1,2", "sweep.name=local", *SHORT, "cluster=local", "cluster.gpus_per_node=2"]) == 0
+    with warm.replaced():
+        assert main(["train", "-m", "layout.tensor=1,2", "sweep.name=pods", *SHORT, *pods]) == 0
+        assert main(["train", "-m", "layout.tensor=1,2", "sweep.name=local", *SHORT, "cluster=local", "cluster.gpus_per_node=2"]) == 0
     losses = {}
     for sweep in ("pods", "local"):
         records = Store("runs").sweep(sweep).records
@@ -272,7 +271,7 @@ def test_the_main_job_sweeps_layouts_over_pods_and_ranks_them_with_the_losses_of
     ranking = json.loads(capsys.readouterr().out)
     assert [trial["status"] for trial in ranking] == ["done", "done"] and ranking[0]["step_time_s"] <= ranking[1]["step_time_s"]
     _assert_complete_and_clean(real_node, namespace)
-    MlflowSweep(Path("runs"), "pods").update()  # for which the launcher does not wait long
+    MlflowSweep(Path("runs"), "pods").update()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"mlflow.db", "attempt0.submitted.txt", "attempt0.rank0.log", "trial.json"} <= {path.name for path in files}
     assert not [path for path in files if secret.encode() in path.read_bytes()], "the secret is in no file that was written"

@@ -50,7 +50,10 @@ def warm_servers() -> Iterator[None]:
 class TestLocal(Conformance):
     def test_the_printed_commands_run_the_same_trial_by_hand(self, ground: Ground) -> None:
         job = ground.job()
-        assert subprocess.run(["sh", "-c", ground.backend.render(job).text], cwd=job.directory).returncode == 0
+        text = ground.backend.render(job).text
+        assert f"{sys.executable} -P -m trainer" in text
+        text = text.replace(sys.executable, warm.python())  # which has imported torch
+        assert subprocess.run(["sh", "-c", text], cwd=job.directory).returncode == 0
         assert (read_json(job.directory / "result.json") or {})["world_size"] == 2
         assert job.log_path(1).exists()
 
@@ -114,6 +117,7 @@ def test_the_compiler_is_not_loaded_by_launchers_or_ranks_that_use_none() -> Non
     assert {"torch", "trainer.loop", "launcher.cli.train"} <= set(loaded) and "torch._dynamo" not in loaded
 
 
+@pytest.mark.usefixtures("warm_servers")
 def test_closing_the_backend_leaves_no_rank_behind(tmp_path: Path) -> None:
     ground = Ground(lambda: backend_for(CLUSTER), CLUSTER, tmp_path)
     job = ground.job(LONG)

@@ -54,6 +54,14 @@ def test_all_processes_of_a_run_have_one_cluster_which_ends_before_the_run_does(
     assert not cluster.exists() and not folder.exists()
 
 
+def test_a_cluster_ends_after_the_last_test_that_may_use_it(leader: subprocess.Popen[str]) -> None:
+    (_, cluster), run = read(leader), Run(leader.pid)
+    run.over("played", 2)
+    assert cluster.exists() and (before := run.took("played")) > 0
+    run.over("played", 2)
+    assert not cluster.exists() and run.took("played") >= before
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_cluster_ends_however_the_run_ends(leader: subprocess.Popen[str], how: signal.Signals) -> None:
     folder, cluster = read(leader)

@@ -30,11 +30,11 @@ from trainer.shared.run.schema import DataConfig
 
 pytestmark = pytest.mark.slow
 
-STEPS = 10
+STEPS, HALF = 6, 3
 
 
 def config(
-    directory: Path, precision: str = "fp64", model: dict[str, Any] | None = None, every: int = 5, kind: str = "adamw", **layout: Any
+    directory: Path, precision: str = "fp64", model: dict[str, Any] | None = None, every: int = HALF, kind: str = "adamw", **layout: Any
 ) -> dict[str, Any]:
     sharding = dict(zip(("params", "grads", "optimizer"), layout.pop("sharding", (1, 1, 1))))
     return {
@@ -119,8 +119,8 @@ SAME = [
 def test_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(farm: Farm, tmp_path: Path, layout: dict[str, Any]) -> None:
     straight = train(farm, config(tmp_path / "a", "fp32", **layout)).checked()
     settings = config(tmp_path / "b", "fp32", **layout)
-    killed = doom(farm, "killed_in_step", settings, step=7, wait_for="step-00000005-start-0")
-    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [5]
+    killed = doom(farm, "killed_in_step", settings, step=4, wait_for=f"step-{HALF:08}-start-0")
+    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [HALF]
     resumed = train(farm, settings, attempt=1, out=killed.directory).checked()
     for key in ("losses", "grad_norms"):
         assert len(resumed.result[key]) == STEPS and resumed.result[key] == straight.result[key]
@@ -152,10 +152,10 @@ def test_another_layout_resumes_where_the_first_stopped(
 ) -> None:
     model = {"family": family, "layers": 4}
     straight = train(farm, config(tmp_path / "a", model=model, **before)).checked()
-    copied(tmp_path / "a", tmp_path / "b", 5)
+    copied(tmp_path / "a", tmp_path / "b", HALF)
     resumed = train(farm, config(tmp_path / "b", model=model, **after)).checked()
-    assert resumed.result["losses"] == pytest.approx(straight.result["losses"][5:], rel=1e-10)
-    assert resumed.result["grad_norms"] == pytest.approx(straight.result["grad_norms"][5:], rel=1e-10)
+    assert resumed.result["losses"] == pytest.approx(straight.result["losses"][HALF:], rel=1e-10)
+    assert resumed.result["grad_norms"] == pytest.approx(straight.result["grad_norms"][HALF:], rel=1e-10)
     first, second = saved(tmp_path / "a"), saved(tmp_path / "b")
     assert first.keys() == second.keys()
     for name in first:
@@ -167,9 +167,9 @@ def test_a_killed_muon_resumes_where_matrices_are_cut_in_another_way(farm: Farm,
     model = {"family": "llama"}
     straight = train(farm, config(tmp_path / "a", model=model, kind="muon")).checked()
     killed = doom(
-        farm, "killed_in_step", config(tmp_path / "b", model=model, kind="muon", **before), step=7, wait_for="step-00000005-start-0"
+        farm, "killed_in_step", config(tmp_path / "b", model=model, kind="muon", **before), step=4, wait_for=f"step-{HALF:08}-start-0"
     )
-    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [5]
+    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [HALF]
     resumed = train(farm, config(tmp_path / "b", model=model, kind="muon", **after), attempt=1, out=killed.directory).checked()
     assert resumed.result["losses"] == pytest.approx(straight.result["losses"], rel=1e-10)
     first, second = saved(tmp_path / "a"), saved(tmp_path / "b")
@@ -232,8 +232,8 @@ def test_a_killed_mixture_resumes_under_other_context_and_expert_ranks(
     dice = random.Random(f"{pytestconfig.getoption('--layout-seed')}/{number}")
     before, after = drawn_layout(dice), drawn_layout(dice)
     straight = train(farm, config(tmp_path / "a", model=MIXTURE)).checked()
-    killed = doom(farm, "killed_in_step", config(tmp_path / "b", model=MIXTURE, **before), step=7, wait_for="step-00000005-start-0")
-    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [5], before
+    killed = doom(farm, "killed_in_step", config(tmp_path / "b", model=MIXTURE, **before), step=4, wait_for=f"step-{HALF:08}-start-0")
+    assert -9 in killed.codes.values() and steps(tmp_path / "b") == [HALF], before
     resumed = train(farm, config(tmp_path / "b", model=MIXTURE, **after), attempt=1, out=killed.directory).checked()
     assert resumed.result["losses"] == pytest.approx(straight.result["losses"], rel=1e-9), (before, after)
     assert resumed.result["grad_norms"] == pytest.approx(straight.result["grad_norms"], rel=1e-9), (before, after)
@@ -266,22 +266,22 @@ def test_a_stopped_run_saves_at_once_and_goes_on_from_there(farm: Farm, straight
 
 
 def damaged(straight: Straight, tmp_path: Path) -> dict[str, Any]:
-    """Settings of a run with checkpoints of steps 5 and 10 of which the newest lacks a shard."""
+    """Settings of a run with two checkpoints, of which the newest lacks a shard."""
     settings = config(copied(straight(data=2)[0], tmp_path / "c"), data=2)
-    (tmp_path / "c" / "step-00000010-start-0" / "rank-00000.bin").unlink()
+    (tmp_path / "c" / f"step-{STEPS:08}-start-0" / "rank-00000.bin").unlink()
     return settings
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_loaded(farm: Farm, straight: Straight, tmp_path: Path) -> None:
     settings = damaged(straight, tmp_path)
     resumed = train(farm, settings, attempt=1).checked()
-    assert len(resumed.result["losses"]) == 5
+    assert len(resumed.result["losses"]) == STEPS - HALF
     assert "rank-00000.bin is missing; trying the previous checkpoint" in resumed.logs
 
 
 def test_when_none_is_whole_the_run_does_not_start_over_silently(farm: Farm, straight: Straight, tmp_path: Path) -> None:
     settings = damaged(straight, tmp_path)
-    path = tmp_path / "c" / "step-00000005-start-0" / "rank-00000.bin"
+    path = tmp_path / "c" / f"step-{HALF:08}-start-0" / "rank-00000.bin"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
@@ -305,7 +305,9 @@ def test_a_run_that_saves_nothing_leaves_the_folder_to_the_one_that_does(farm: F
     settings["run"]["steps"] = 4
     train(farm, settings).checked()
     before = sorted(path.name for path in (tmp_path / "c").iterdir())
-    stopped = doom(farm, "stopped_in_step", config(tmp_path / "c", every=0), step=5)
+    settings = config(tmp_path / "c", every=0)
+    settings["run"]["steps"] = 100
+    stopped = doom(farm, "stopped_in_step", settings, step=5)
     assert set(stopped.codes.values()) == {75} and len(stopped.result["losses"]) >= 2
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == before
 
@@ -320,15 +322,15 @@ def test_an_older_attempt_is_turned_away(farm: Farm, tmp_path: Path) -> None:
 def test_imported_weights_are_where_a_run_starts(farm: Farm, tmp_path: Path) -> None:
     """Weights that went to the Hugging Face layout and back train like the checkpoint that they came from, moments forgotten."""
     scratch = train(farm, config(tmp_path / "c", "fp32")).checked().result
-    five = tmp_path / "c" / "step-00000005-start-0"
-    export_weights(five, tmp_path / "hf")
+    half = tmp_path / "c" / f"step-{HALF:08}-start-0"
+    export_weights(half, tmp_path / "hf")
     import_weights(tmp_path / "hf", tmp_path / "imported")
-    manifest = json.loads((five / "manifest.json").read_text())
+    manifest = json.loads((half / "manifest.json").read_text())
     for piece in manifest["pieces"]:
         piece["crc32"] = {"weight": piece["crc32"]["weight"]}
-    (five / "manifest.json").write_text(json.dumps(manifest | {"step": 0, "extra": {"samples": 0, "updates": 0}}))
+    (half / "manifest.json").write_text(json.dumps(manifest | {"step": 0, "extra": {"samples": 0, "updates": 0}}))
     (tmp_path / "forgetful").mkdir()
-    five.rename(tmp_path / "forgetful" / "step-00000000-start-0")
+    half.rename(tmp_path / "forgetful" / "step-00000000-start-0")
     runs = [train(farm, config(tmp_path / name, "fp32", every=0, tensor=2)).checked().result for name in ("forgetful", "imported")]
     assert len(runs[0]["losses"]) == STEPS and runs[0]["losses"] == runs[1]["losses"]
     assert abs(runs[0]["losses"][0] - scratch["losses"][0]) > 1e-3
@@ -336,30 +338,30 @@ def test_imported_weights_are_where_a_run_starts(farm: Farm, tmp_path: Path) -> 
 
 
 def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: Farm, straight: Straight, tmp_path: Path) -> None:
-    """5 steps of 8 and 5 of 4 see what 5 of 8 and 10 of 2 see: as many samples, none twice."""
+    """3 steps of 8 and 3 of 4 see what 3 of 8 and 6 of 2 see: as many samples, none twice."""
     seen = []
     for batch in (4, 2):
-        settings = config(copied(straight()[0], tmp_path / f"batch{batch}", 5))
+        settings = config(copied(straight()[0], tmp_path / f"batch{batch}", HALF))
         settings["layout"]["micro_batch"] = 2
         settings["optimizer"]["lr"] = 0.0  # the loss of a step is then that of its samples
         settings["optimizer"]["min_lr"] = 0.0
-        settings["run"] |= {"global_batch": batch, "steps": 5 + 20 // batch}
+        settings["run"] |= {"global_batch": batch, "steps": HALF + 12 // batch}
         run = train(farm, settings).checked()
-        assert f"note: run.global_batch was 8 and is {batch} now; the data continues with sample 40" in run.logs
+        assert f"note: run.global_batch was 8 and is {batch} now; the data continues with sample 24" in run.logs
         seen.append(run.result["losses"])
     assert seen[0] == pytest.approx([(a + b) / 2 for a, b in zip(seen[1][::2], seen[1][1::2])], rel=1e-10)
 
 
 def test_another_seed_is_refused_unless_new_data_is_meant(farm: Farm, straight: Straight, tmp_path: Path) -> None:
     settings = config(copied(straight(data=2)[0], tmp_path / "c"), data=2)
-    settings["run"] |= {"seed": 5, "steps": 12}
+    settings["run"] |= {"seed": 5, "steps": STEPS + 2}
     refused = train(farm, settings, attempt=1)
     assert set(refused.codes.values()) == {2}
     message = refused.failure(1)["message"]
     assert "is of other data: run.seed was 1234 and is 5 now" in message and "run.checkpoint.new_data=true" in message
     settings["run"]["checkpoint"]["new_data"] = True
     assert len(train(farm, settings, attempt=2).checked().result["losses"]) == 2
-    manifest = json.loads((next((tmp_path / "c").glob("step-00000012-*")) / "manifest.json").read_text())
+    manifest = json.loads((next((tmp_path / "c").glob(f"step-{STEPS + 2:08}-*")) / "manifest.json").read_text())
     assert manifest["data"]["seed"] == 5 and manifest["extra"]["samples"] == 16, "the samples of the new data are counted from its first"
 
 
@@ -376,7 +378,7 @@ def test_another_corpus_is_refused_unless_new_data_is_meant(farm: Farm, tmp_path
     settings["data"] = {"source": str(tmp_path / "text.txt"), "path": str(tmp_path / "corpus"), "vocab": 300}
     was = prepared(settings["data"], "the cat sat on the mat\n")
     train(farm, settings).checked()
-    settings["run"]["steps"] = 12
+    settings["run"]["steps"] = STEPS + 2
     now = prepared(settings["data"], "a rose is a rose\n")
     refused = train(farm, settings, attempt=1)
     assert set(refused.codes.values()) == {2} and refused.result["reason"] == "configuration"
@@ -394,7 +396,7 @@ def test_another_layout_continues_a_run_that_was_started_again(farm: Farm, tmp_p
         settings["run"]["steps"] = STEPS + 2
     straight = train(farm, longer[0]).checked()
     settings = config(tmp_path / "b", data=2)
-    killed = doom(farm, "killed_in_step", settings, step=7, wait_for="step-00000005-start-0")
+    killed = doom(farm, "killed_in_step", settings, step=4, wait_for=f"step-{HALF:08}-start-0")
     train(farm, settings, attempt=1, out=killed.directory).checked()
     other = train(farm, longer[1]).checked()
     assert other.result["losses"] == pytest.approx(straight.result["losses"][STEPS:], rel=1e-10)

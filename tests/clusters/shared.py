@@ -1,7 +1,8 @@
 """One Slurm and one Kubernetes for all processes of a test run, and who may break them.
 
-The first process that needs a cluster starts its *holder*, a process of its own, which starts the cluster, says where it is, and ends it when
-the run's leading process has ended, in whatever way. The others attach to what it says. Tests share a cluster, except those that ask for a
+The first process that needs a cluster starts its *holder*, a process of its own, which starts the cluster, says where it is, and ends it after
+the last test of a file that uses it, since an idle one takes a tenth of a processor, and when the run's leading process has ended, in whatever
+way. The others attach to what it says. Tests share a cluster, except those that ask for a
 fixture of ``ALONE``: they wait until nobody uses it, and everybody else then waits for them.
 """
 
@@ -25,12 +26,15 @@ from typing import Any
 
 import pytest
 
+from tests import accounting
 from tests.clusters.slurm.process import wait_for
 
 ALONE = {"idle": "slurm", "whole": "slurm", "control": "kubernetes", "quiet": "kubernetes"}
 """Fixtures of tests that break a cluster, or need one without other jobs."""
 GIVEN = {kind for kind, variable in {"slurm": "SLURM_CONF", "kubernetes": "KUBECONFIG"}.items() if variable in os.environ}
 """Clusters that somebody else runs."""
+_HOLDERS: list[subprocess.Popen[bytes]] = []
+"""Of clusters that this process started. None is waited for: what they took would count as taken by the test that then runs."""
 _BUILD_S = 7200.0
 """So long a cluster may take to start: its programs may have to be built, on a machine that is busy."""
 
@@ -61,6 +65,8 @@ class Run:
                 command, cwd=project, pass_fds=[leader], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         os.close(leader)
+        _HOLDERS.append(holder)
+        accounting.SHARED.add(holder.pid)
         wait_for(lambda: said.exists() or holder.poll() is not None, f"{kind} to start", _BUILD_S)
         if not said.exists():
             raise RuntimeError(f"the holder of {kind} ended: {(self.folder / f'{kind}.log').read_text()}")
@@ -77,16 +83,38 @@ class Run:
                     turnstile.close()
                 yield
 
-    def end(self) -> None:
-        """End all clusters, and wait for that."""
-        for said in self.folder.glob("*.json"):
+    def over(self, kind: str, tests: int) -> None:
+        """Counts a test of a file that uses a cluster, and ends that with the last of so many."""
+        self.folder.mkdir(exist_ok=True)
+        count = os.open(self.folder / f"{kind}.over", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(count, b".")
+        last = os.lseek(count, 0, os.SEEK_CUR) == tests
+        os.close(count)
+        if last:
+            self.end(kind)
+
+    def took(self, kind: str) -> float:
+        """Processor seconds of a cluster, until now or its end."""
+        with suppress(FileNotFoundError):
+            return float((self.folder / f"{kind}.took").read_text())
+        with suppress(FileNotFoundError):
+            return accounting.processor_seconds(json.loads((self.folder / f"{kind}.json").read_text())["holder"])
+        return 0.0
+
+    def end(self, kind: str = "*") -> None:
+        """End a cluster, and wait for that; by default all, with all that is known of them."""
+        for said in self.folder.glob(f"{kind}.json"):
+            took = self.took(said.stem)
             with (self.folder / f"{said.stem}.holder").open("a") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     os.kill(json.loads(said.read_text())["holder"], signal.SIGTERM)
                     fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(self.folder, ignore_errors=True)
+            said.with_suffix(".took").write_text(str(took))
+            said.unlink()
+        if kind == "*":
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager
@@ -122,15 +150,35 @@ def kinds(item: pytest.Item) -> dict[str, bool]:
     return {kind: any(ALONE.get(name) == kind for name in fixtures) for kind in ("kubernetes", "slurm") if kind in fixtures}
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    files = {kind: {item.path for item in session.items if kind in kinds(item)} for kind in {*ALONE.values()} - GIVEN}
+    session.config.stash[_USERS] = {kind: {item.nodeid for item in session.items if item.path in files[kind]} for kind in files}
+
+
+_USERS = pytest.StashKey[dict[str, set[str]]]()
+"""Tests of files that use a cluster, by its kind: fixtures of a file may use it after the last test that does."""
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the test's timeout: it may have to wait for a build, and for other tests
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    run = run_of(item.config)
     with ExitStack() as stack:
         for kind, alone in kinds(item).items():
-            run = run_of(item.config)
             if kind not in GIVEN:
                 run.address(kind)
             stack.enter_context(run.entered(kind, alone))
-        return (yield)
+        told = yield
+    for kind, tests in item.config.stash[_USERS].items():
+        if item.nodeid in tests:
+            run.over(kind, len(tests))
+    return told
+
+
+@pytest.hookimpl(tryfirst=True)  # before the account is printed
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    for kind in {*ALONE.values()} - GIVEN:
+        if took := run_of(config).took(kind):
+            accounting.ACCOUNT.cpu[f"({kind})"] = took
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

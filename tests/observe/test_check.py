@@ -14,6 +14,7 @@ from launcher.cli.main import main
 from launcher.cli.trainers import refused, teller
 from launcher.config.trainers import profile
 from tests.observe.test_observe import observed
+from tests.warm import python
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,8 @@ def test_one_wrong_flag_in_a_profile_of_ones_own_gets_a_helpful_line(
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "mine.yaml").write_text(yaml.safe_dump(mine))
     monkeypatch.chdir(tmp_path)
-    run = ["trainer=mine", f"trainer.launch.script={example}/train.py", "model=gpt_tiny", "cluster.gpus_per_node=1", "data=synthetic"]
+    run = ["trainer=mine", f"trainer.launch.script={example}/train.py", "model=gpt_tiny", "cluster.gpus_per_node=1", "data=synthetic",
+           f"trainer.launch.python={python()}"]  # fmt: skip
     assert main(["trainers", "check", "--config-dir", str(tmp_path), *run]) == 2
     said = capsys.readouterr().err
     assert "unrecognized arguments: --keep" in said

@@ -43,21 +43,29 @@ def fill(path: Path) -> None:
             assert error.errno == errno.ENOSPC
 
 
-def test_a_sweep_whose_disk_fills_says_so_in_one_line_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+WAITS = """
+import os, sys, time
+while sys.argv[1] != "1" and not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+for step in range(1, 5):
+    print(f"it {step} took 10 ms", flush=True)
+"""
+"""All but the first trial wait until the disk is full."""
+
+
+def test_a_sweep_whose_disk_fills_says_so_in_one_line_and_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
     words = [
-        "train",
-        "-m",
-        "run.seed=1,2,3",
-        "model=gpt_tiny",
-        "data=synthetic",
-        "run.steps=10",
-        "cluster.gpus_per_node=1",
-        "sweep.name=full",
+        *("train", "-m", "run.seed=1,2,3", "model=gpt_tiny", "data=synthetic", "run.steps=4", "cluster.gpus_per_node=1", "sweep.name=full"),
+        *("trainer.launch.program=command", f"trainer.launch.script={tmp_path}/waits.py"),
+        f"trainer.launch.command=['{{python}}','{{script}}','{{run.seed}}','{tmp_path}/full']",
+        r"trainer.launch.log=['it (?P<step>\d+) took (?P<milliseconds>\d+) ms']",
     ]
     command = ["-m", "launcher", *words, f"sweep.dir={small_disk}"]
     sweep = Process(*command, stdout=PIPE, stderr=STDOUT, text=True)
     until(lambda: list(small_disk.glob("trials/*/result.json")), 600)
     fill(small_disk / "filler")
+    (tmp_path / "full").touch()
     said = sweep.communicate()[0].splitlines()
     (error,) = [line for line in said if line.startswith("error: ")]
     assert sweep.returncode == 2 and ": No space left on device; free space" in error

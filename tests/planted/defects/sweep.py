@@ -114,4 +114,11 @@ DEFECTS = [
         "            records = run_sweep(name, points, settings, self.backends, [self._mirrors[settings.dir, name], command])\n",
         "tests/sweep/test_multirun.py -k sweeper_is_given",
     ),
+    Defect(
+        "torch is imported for ranks that watch another trainer's command",
+        "trainer/fork_server.py",
+        'if "torch" not in sys.modules and load(config).command is None:',
+        'if "torch" not in sys.modules:',
+        "tests/test_foreign_trainer.py",
+    ),
 ]
