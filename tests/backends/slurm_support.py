@@ -99,7 +99,7 @@ PASSED_ON = {
     "acctg-freq", "batch", "bb", "bbf", "begin", "consolidate-segments", "contiguous", "core-spec", "cores-per-socket", "cpu-freq",
     "cpus-per-gpu", "delay-boot", "extra", "extra-node-info", "get-user-env", "gpu-bind", "gpu-freq", "gres", "gres-flags", "hint",
     "ignore-pbs", "input", "licenses", "mcs-label", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice",
-    "oom-kill-step", "power", "prefer", "priority", "profile", "propagate", "quiet", "reboot", "resv-ports", "segment",
+    "oom-kill-step", "power", "prefer", "priority", "profile", "propagate", "quiet", "reboot", "resv-ports",
     "sockets-per-node", "spread-job", "spread-segments", "stepmgr", "thread-spec", "threads-per-core", "tmp", "tres-bind",
     "use-min-nodes", "verbose", "wait-all-nodes", "wckey",
 }  # fmt: skip
@@ -107,7 +107,7 @@ PASSED_ON = {
 SRUN_PASSED_ON = PASSED_ON | {
     "account", "array", "bcast", "bcast-exclude", "comment", "compress", "constraint", "dependency", "disable-status", "epilog",
     "exact", "exclusive", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "hold", "job-name", "label", "mail-type",
-    "mail-user", "mem", "mpi", "no-container-mount-home", "overlap", "oversubscribe", "partition", "preserve-env", "prolog", "qos",
+    "mail-user", "mem", "mpi", "no-container-mount-home", "overlap", "oversubscribe", "partition", "preserve-env", "prolog", "qos", "segment",
     "quit-on-interrupt", "reservation", "send-libs", "slurmd-debug", "switches", "task-epilog", "task-prolog", "threads", "unbuffered",
 }  # fmt: skip
 """Options of srun that leave the ranks as they are; many say something of a job, and nothing here, where it has begun."""

@@ -150,4 +150,11 @@ DEFECTS = [
         "found_by: ClassVar[tuple[str, ...]] = ()",
         "tests/backends/test_slurm_ssh.py",
     ),
+    Defect(
+        "a trial smaller than a segment asks for a whole one",
+        "launcher/backends/slurm/options.py",
+        "size := min(wanted, plan.nodes)",
+        "size := wanted",
+        "tests/backends/test_slurm_script.py",
+    ),
 ]
