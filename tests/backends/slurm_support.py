@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,40 @@ class Running(threading.Thread):
         self.join(600)
         assert not self.is_alive(), "the sweep goes on"
         return self.records
+
+
+DYING = """\
+import os, signal, sys
+from pathlib import Path
+from launcher.backends.slurm import submission
+from launcher.backends.slurm.cluster import SubmitConfig
+from tests.backends.slurm_support import run, trial
+
+moment, runs, python, controller, *options = sys.argv[1:]
+where = {"submit": SubmitConfig("login", options)} if options else {}
+submit = submission.submit_script
+
+def before(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after(*given):
+    submit(*given)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def during(*given):
+    os.kill(int(controller), signal.SIGSTOP)
+    return submit(*given)
+
+submission.submit_script = locals()[moment]
+run(Path(runs), *(trial(seed=seed, python=python, **where) for seed in (1, 2, 3)))
+"""
+
+
+def dying(moment: str, runs: Path, python: str, controller: int = 0, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A launcher of three trials in a process of its own, which dies before or after it submits, or is stuck at it because the controller
+    hangs. With ``options`` of ssh it submits over it."""
+    command = [sys.executable, "-c", DYING, moment, str(runs), python, str(controller), *options]
+    return subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.DEVNULL)
 
 
 def squeue(*fields: str) -> list[list[str]]:
