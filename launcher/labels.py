@@ -96,7 +96,8 @@ def one_line(words: object, longest: int | None = None) -> str:
 
 def shown(words: object) -> str:
     """Text as a terminal may have it: what would steer the terminal is a question mark, lines stay lines."""
-    return "".join(c if c.isprintable() or c == "\n" else " " if c.isspace() else "?" for c in str(words))
+    text = str(words)
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " if c.isspace() else "?" for c in text)
 
 
 def money(value: float | None) -> str:

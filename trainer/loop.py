@@ -26,6 +26,7 @@ from trainer.data import open_dataset
 from trainer.data.dataset import open_held_out
 from trainer.launch.failure import NonFinite, record_failure
 from trainer.launch.rank_env import RankEnv, device_index, prepare_repeatable
+from trainer.measure.gpu import GpuMonitor, of_all_gpus
 from trainer.measure.meter import mean_split, stragglers
 from trainer.measure.timeline import align, write_timeline
 from trainer.pipeline.recompute import recomputed_of
@@ -99,6 +100,13 @@ def choose_device(device: str, local_rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+def gpu_name(device: torch.device) -> str | None:
+    """Returns a device's name in NVML; None for a CPU, and for a GPU of another maker."""
+    if device.type != "cuda" or torch.version.hip:
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
 def identity(config: ResolvedTrainConfig, out: Path) -> str:
     """A hash that all attempts of a run share, and no other run: of its configuration and its folder of results."""
     content = json.dumps([to_dict(config), str(out.resolve())], sort_keys=True)
@@ -166,6 +174,7 @@ class TrainingRun:
             timeout, kind = config.run.timeout_s, config.optimizer.kind
             self.checkpoints = Checkpoints(settings, root, self.world, model, order, run, attempt, timeout, tune, kind)
         self.history = History()
+        self.gpu = GpuMonitor(gpu_name(self.rank.device))
         self.held_out: Validation | None = None
 
     def run(self) -> Status:
@@ -177,6 +186,7 @@ class TrainingRun:
         status = Status.DONE
         collect_garbage_by_hand()
         unread: deque[tuple[int, QueuedStep]] = deque()
+        self.gpu.begin()
         for step in range(first, run.steps):
             if (step + 1) % GARBAGE_STEPS == 0:
                 gc.collect()
@@ -185,6 +195,8 @@ class TrainingRun:
             unread.append(
                 (step, self.engine.queue(step, stop=self.stop_flag.set, watch=step in (first, self.engine.phases.at(step).first)))
             )
+            if measured:
+                self.gpu.sample()  # it computes now
             late = self.engine.reads_late and not (measured or self._needs_outcome(step + 1))
             while len(unread) > late:
                 if self._read(*unread.popleft()) and step + 1 < run.steps:
@@ -219,6 +231,9 @@ class TrainingRun:
     def _read(self, step: int, queued: QueuedStep) -> bool:
         """Wait for a step and write it down; whether some rank was asked to stop."""
         result = self.engine.read(queued)
+        self.gpu.steps += 1
+        if step + 1 == self.config.run.warmup_steps < self.config.run.steps:
+            self.gpu.begin()
         self._record(step, result, queued.measured)
         return result.stop
 
@@ -315,6 +330,7 @@ class TrainingRun:
             "communication": ranks[0]["communication"],
             "versions": versions(),
             "hosts": sorted({r["host"] for r in ranks}),
+            **of_all_gpus([r["gpu"] for r in ranks]),
         }
         if status is Status.DONE:
             self.finish(result)
@@ -333,6 +349,7 @@ class TrainingRun:
             "stage": self.rank.groups.at["pipeline"],
             "peak": self.rank.peak_memory(),
             "host": socket.gethostname(),
+            "gpu": self.gpu.figures(),
             "communication": {
                 f"{operation} over {group}": {
                     "calls": n,

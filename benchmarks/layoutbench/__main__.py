@@ -25,7 +25,7 @@ from benchmarks.console import answered
 from benchmarks.fit import timed_cases
 from benchmarks.history.__main__ import ROOT, SHIPPED
 from benchmarks.history.figures import rows_of
-from benchmarks.layoutbench.page import PAGE, between_marks, percent, table
+from benchmarks.layoutbench.page import PAGE, percent, table, told
 from benchmarks.layoutbench.peers import PEERS, Predictor, Unsaid
 from benchmarks.layoutbench.splits import FAMILIES, KINDS, Splits, Told, check, freeze
 from benchmarks.spreads import distinct
@@ -214,20 +214,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--freeze", action="store_true", help="take the sources of these tables for the splits from now on")
     parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}")
     given = parser.parse_args(argv)
-    try:
+
+    def make() -> str:
         rows = distinct([rows_of(path) for path in [*sorted(SHIPPED.glob("*.csv")), *given.tables]])
         cases, _ = timed_cases(rows)
         if given.freeze:
             freeze(cases)
         check(cases)
-        text = block(bench_of(rows, dict(given.peer)))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ConfigError.exit_code
-    if given.write:
-        PAGE.write_text(between_marks(PAGE.read_text(), MARKS, text))
-    print(text, end="")
-    return 0
+        return block(bench_of(rows, dict(given.peer)))
+
+    return told(make, MARKS, given.write)
 
 
 if __name__ == "__main__":

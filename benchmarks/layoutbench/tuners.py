@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.console import answered
 from benchmarks.history.__main__ import ROOT
-from benchmarks.layoutbench.page import PAGE, between_marks, percent, table
+from benchmarks.layoutbench.page import PAGE, percent, table, told
 from benchmarks.replay.__main__ import searches
 from benchmarks.replay.trials import MIN_ROWS, MeasuredSweep, grid_gpu_hours, replay
 from benchmarks.spreads import left_out
@@ -189,6 +189,21 @@ def line(name: str, found: Sequence[Outcome], tolerance: float) -> list[str]:
     return [name, percent(within), percent(regret), f"{trials:.1f}", percent(share)]
 
 
+def compared(tables: Sequence[str], settings: SearchConfig) -> str:
+    """Returns the tuners and our search on the sweeps of ``tables``, as a table. Raises ``ConfigError`` if they hold none."""
+    made = searches(tables, left_out(tables))
+    if not made:
+        raise ConfigError(f"{' '.join(tables)} hold no sweep: {MIN_ROWS} measured rows of one question at least")
+    rows = [line("ours", ours(made, settings), settings.tolerance)]
+    for tuner in TUNERS:
+        found = [one for sweep, _ in made for one in outcomes(sweep, tuner, settings)]
+        rows.append(line(tuner.name, found, settings.tolerance))
+    size = float(np.mean([len(sweep) for sweep, _ in made]))
+    sources = len({sweep.cases[0].row["source"] for sweep, _ in made})
+    heads = ["tuner", f"within {percent(settings.tolerance)} of the best", "regret", "trials", "of the grid's GPU-hours"]
+    return f"{len(made)} sweeps of {sources} sources, {size:.1f} trials each.\n\n{table(heads, rows)}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """0, or 2 for tables without a sweep."""
     parser = argparse.ArgumentParser(
@@ -198,26 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--doubt", type=float, default=0.1, help="of our own search")
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
     given = parser.parse_args(argv)
-    settings = SearchConfig(doubt=given.doubt)
-    try:
-        made = searches(given.tables, left_out(given.tables))
-        if not made:
-            raise ConfigError(f"{' '.join(given.tables)} hold no sweep: {MIN_ROWS} measured rows of one question at least")
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ConfigError.exit_code
-    rows = [line("ours", ours(made, settings), settings.tolerance)]
-    for tuner in TUNERS:
-        found = [one for sweep, _ in made for one in outcomes(sweep, tuner, settings)]
-        rows.append(line(tuner.name, found, settings.tolerance))
-    size = float(np.mean([len(sweep) for sweep, _ in made]))
-    sources = len({sweep.cases[0].row["source"] for sweep, _ in made})
-    heads = ["tuner", f"within {percent(settings.tolerance)} of the best", "regret", "trials", "of the grid's GPU-hours"]
-    text = f"{len(made)} sweeps of {sources} sources, {size:.1f} trials each.\n\n{table(heads, rows)}"
-    if given.write:
-        PAGE.write_text(between_marks(PAGE.read_text(), MARKS, text))
-    print(text, end="")
-    return 0
+    return told(lambda: compared(given.tables, SearchConfig(doubt=given.doubt)), MARKS, given.write)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,11 @@ class Backend(ABC):
     def render(self, job: Job) -> Request:
         """Renders the request that ``submit`` would send. Pure: asks no clock and no server."""
 
+    def shared_request(self, job: Job) -> str | None:
+        """Returns the text of a request that is sent once for all trials of a sweep, of which ``job`` is the first; None where each is
+        started for itself."""
+        return None
+
     def validate(self, request: Request) -> str | None:
         """Returns the scheduler's answer to a dry run of a request, or None. Raises ``ConfigError`` if it refuses, ``BackendError`` if
         silent."""

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -40,7 +41,7 @@ class Column:
     least: int | None = None
     right: bool = False
 
-    @property
+    @cached_property
     def natural(self) -> int:
         return max(cell_len(shown(words)) for words in (self.name, *self.cells))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import recipes
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.sized_run import WRITTEN, best_layout, cluster_of, configuration, how_to_use, model_of, planned_seconds, price_of
+from launcher.cli.sized_run import WRITTEN, best_layout, cluster_of, configuration, how_to_use, model_of, planned_seconds, price_of, started
 from launcher.labels import amount, money
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
@@ -106,8 +105,7 @@ def entry(found: Provision, arguments: argparse.Namespace, model: ModelConfig, t
     if arguments.tflops is not None:
         return known | {"layout": None, "layout_name": None}
     config, start = at(arguments, found.gpus), baseline(model, max(tokens, 1e9), found.gpus)
-    run = dataclasses.replace(start.run, precision=config.run.precision)
-    layout, _ = best_layout(dataclasses.replace(config, model=model, run=run))
+    layout, _ = best_layout(started(config, start))
     return known | {"layout": to_dict(layout), "layout_name": name_of(layout)}
 
 

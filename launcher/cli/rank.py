@@ -150,6 +150,11 @@ def show(console: Console, sweep: Sweep, ranked: Sequence[Measurement]) -> None:
         "Measured, with a remark:",
         [(f"{m.trial}  {names[m.trial]}", first_line(m.detail)) for m in trials if m.place and m.detail and m.reason is None],
     )
+    print_list(
+        console,
+        "GPUs with a fault, which makes a trial slower than its layout:",
+        [(f"{m.trial}  {names[m.trial]}", fault) for m in trials for fault in map(first_line, m.gpu_faults)],
+    )
     unplaced = [m for m in trials if not m.place and m.detail]
     print_list(
         console, "Not measured to the end:", [(f"{m.trial}  {names[m.trial]}", f"{outcome(m)}: {first_line(m.detail)}") for m in unplaced]
@@ -174,10 +179,12 @@ def columns(trials: Sequence[Measurement], names: dict[str, str]) -> list[Column
         Column("tokens/s", [labels.amount(m.tokens_per_s) for m in trials], keep=5, right=True),
         Column("memory", [labels.memory(m.peak_memory_bytes) for m in trials], keep=5, right=True),
         Column("MFU", [labels.percent(m.mfu) for m in trials], keep=5, right=True),
+        Column("J/step", [labels.amount(m.energy_per_step_j) for m in trials], keep=6, right=True),
         *cost_columns(trials),
         Column("outcome", [outcome(m) for m in trials], keep=1),
     ]
     known = {"predicted": any(m.predicted_step_time_s for m in trials), "MFU": any(m.mfu for m in trials)}
+    known["J/step"] = any(m.energy_per_step_j for m in trials)
     known["error"] = known["predicted"]
     known["80 %"] = any(m.predicted_interval_s for m in trials)
     return [column for column in made if known.get(column.name, True)]

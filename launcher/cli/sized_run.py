@@ -65,11 +65,16 @@ def planned_seconds(config: Config) -> Seconds:
 
     def seconds(model: ModelConfig, tokens: float) -> float:
         start = baseline(model, max(tokens, 1e9), config.cluster.world_size)
-        run = dataclasses.replace(start.run, precision=config.run.precision)
-        _, step = best_layout(dataclasses.replace(config, model=model, run=run))
+        _, step = best_layout(started(config, start))
         return step * tokens / (start.run.global_batch * model.seq)
 
     return seconds
+
+
+def started(config: Config, start: Baseline) -> Config:
+    """Returns the configuration with model, optimizer and run of a baseline, in its own precision."""
+    run = dataclasses.replace(start.run, precision=config.run.precision)
+    return dataclasses.replace(config, model=start.model, optimizer=start.optimizer, run=run)
 
 
 def best_layout(config: Config) -> tuple[LayoutConfig, float]:
@@ -121,9 +126,10 @@ def configuration(choice: ModelSizeOption, start: Baseline, config: Config | Non
     from launcher.config.hardware import hardware_files
     from launcher.planning.recipe import recipe
 
-    ready = dataclasses.replace(config or compose([]), model=start.model, optimizer=start.optimizer, run=start.run)
-    if config is not None:
-        ready = dataclasses.replace(ready, run=dataclasses.replace(start.run, precision=config.run.precision))
+    if config is None:
+        ready = dataclasses.replace(compose([]), model=start.model, optimizer=start.optimizer, run=start.run)
+    else:
+        ready = started(config, start)
         ready = dataclasses.replace(ready, layout=best_layout(ready)[0])
     for section in ("model", "optimizer", "run", "layout"):  # a recipe must be a valid run
         part = getattr(ready, section)

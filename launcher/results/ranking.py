@@ -30,6 +30,8 @@ ROUNDING, ROUNDING_16 = 1e-3, 2e-2
 FULL_PRECISION = re.compile(r'"precision": "fp(32|64)"')
 COSTS = ("gpu_hours", "price", "gpu_hours_per_billion_tokens", "price_per_billion_tokens")
 """Names of what a trial took, and of what its layout takes for 1e9 tokens."""
+USUAL = ("power limit",)
+"""Reasons of a lower clock that mean no fault: a GPU that works hard reaches its limit."""
 UNRANKED = (Status.DONE, Status.RUNNING, Status.SUBMITTED, Status.PLANNED, Status.STOPPED, Status.FAILED, Status.PRUNED)
 """Sort order of unranked trials."""
 
@@ -50,6 +52,8 @@ class Measurement:
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None  # of the rank that needs most
     mfu: float | None = None
+    energy_per_step_j: float | None = None  # of all GPUs, where NVML says it
+    gpu_faults: tuple[str, ...] = ()  # a line for each GPU that was slowed down by a fault, or lost data
     gpu_hours: float | None = None  # of all attempts so far
     price: float | None = None  # of them, by ``cluster.price_per_gpu_hour``
     gpu_hours_per_billion_tokens: float | None = None  # at the median step time
@@ -67,7 +71,7 @@ class Measurement:
     other_model: bool = False  # it is larger than rounding explains: this trial does not train what its peers train
 
     def __post_init__(self) -> None:
-        for name in ("step_time_s", "tokens_per_s", "mfu", "predicted_step_time_s", *COSTS):
+        for name in ("step_time_s", "tokens_per_s", "mfu", "energy_per_step_j", "predicted_step_time_s", *COSTS):
             object.__setattr__(self, name, positive(getattr(self, name)))
         for name in ("peak_memory_bytes", "predicted_memory_bytes"):
             value = positive(getattr(self, name))
@@ -117,6 +121,8 @@ def measurement(record: Record, result: Mapping[str, Any], gpu_hours: float | No
         tokens_per_s=result.get("tokens_per_s"),
         peak_memory_bytes=result.get("peak_memory_bytes"),
         mfu=result.get("mfu"),
+        energy_per_step_j=result.get("energy_per_step_j"),
+        gpu_faults=gpu_faults(result.get("gpus")),
         **costs(record, gpu_hours, positive(result.get("tokens_per_s"))),
         predicted_step_time_s=predicted.get("step_time_s"),
         predicted_interval_s=pair(predicted.get("interval_s")),
@@ -140,6 +146,25 @@ def _interval(result: Mapping[str, Any], times: Sequence[float]) -> tuple[float,
     except (ArithmeticError, LookupError, TypeError, ValueError):  # damaged, or a step without a time
         return None
     return sum(low), sum(high)
+
+
+def gpu_faults(gpus: Any) -> tuple[str, ...]:
+    """Returns a line for each of a result's ``gpus`` that was slowed down other than by its power limit, or whose memory lost data."""
+    lines = []
+    for gpu in gpus if isinstance(gpus, list) else ():
+        if isinstance(gpu, Mapping):
+            reasons = gpu.get("slowed_by")
+            known = reasons.items() if isinstance(reasons, Mapping) else ()
+            said = [
+                f"slowed down by {name} in {100 * share:.0f} % of the readings"
+                for name, share in known
+                if name not in USUAL and positive(share)
+            ]
+            if errors := positive(gpu.get("memory_errors")):
+                said.append(f"memory errors that could not be corrected: {errors:.0f}")
+            if said:
+                lines.append(f"rank {gpu.get('rank')} on {gpu.get('host')} ({gpu.get('gpu')}): {'; '.join(said)}")
+    return tuple(lines)
 
 
 def problem(config: Mapping[str, Any], reads: Mapping[str, str] | None = None) -> str:

@@ -36,6 +36,8 @@ from trainer.shared.run.schema import LayoutConfig
 
 COLOURS = 8
 """Colours of the palette; more trials share them."""
+DRAWN = 120
+"""Trials in a picture that has a row or a curve for each, the fastest; the table has all."""
 PICTURES_BYTES = 500_000
 """Timelines are drawn, fastest trial first, until they make up so much of the page."""
 TAIL_LINES, TAIL_BYTES, TAIL_FILES = 30, 8192, 3
@@ -58,7 +60,7 @@ class ReportedTrial:
 class LossGroup:
     """Trials that train the same model on the same data: their losses must coincide."""
 
-    curves: Markup
+    curves: Markup | None  # of the first ``DRAWN`` trials of the page
     differences: Markup | None
     trials: Sequence[ReportedTrial]
     widest: tuple[float, int, str, str] | None  # relative difference, step, and the two trials
@@ -90,6 +92,7 @@ def page(sweep: Sweep) -> dict[str, Any]:
     trials = gather(sweep.records)
     timed = [trial for trial in trials if trial.series.times and trial.measured.place]
     series = [trial.series for trial in timed]
+    rows = timed[:DRAWN]
     drawn, left_out = pictures(timed)
     predicted = [s for s in series if s.predicted]
     failed = [trial for trial in trials if trial.measured.status in (Status.FAILED, Status.STOPPED, Status.PRUNED)]
@@ -103,8 +106,8 @@ def page(sweep: Sweep) -> dict[str, Any]:
         "names": {trial.measured.trial: trial.name for trial in trials},
         "slowest": timed[-1] if len(timed) > 1 else None, "counts": counts(trials), "labels": labels,
         "spent": labels.spent([(trial.measured.gpu_hours, trial.measured.price) for trial in trials if trial.record.config]),
-        "step_times": plots.step_times(series) if series else None,
-        "split": _parts(timed, split, plots.PHASES), "memory": _parts(timed, memory_parts, plots.STATES),
+        "step_times": plots.step_times(series[:DRAWN]) if series else None, "rows_left_out": len(timed) - len(rows), "most_drawn": DRAWN,
+        "split": _parts(rows, split, plots.PHASES), "memory": _parts(rows, memory_parts, plots.STATES),
         "predictions": plots.predictions(predicted) if predicted else None, "prediction_error": mean_error(predicted),
         "losses": loss_groups(trials), "timelines": drawn, "timelines_left_out": left_out,
         "unsuccessful": [(trial, said(trial.record)) for trial in failed],
@@ -215,15 +218,19 @@ def pictures(trials: Sequence[ReportedTrial]) -> tuple[list[ReportedPipeline], i
 
 
 def loss_groups(trials: Sequence[ReportedTrial]) -> list[LossGroup]:
-    """One overlay for each set of trials that must train alike: same model, data, optimizer, batch, seed and precision."""
+    """One overlay for each set of trials that must train alike: same model, data, optimizer, batch, seed and precision. What is not drawn
+    is compared all the same."""
     groups: dict[str, list[ReportedTrial]] = {}
     for trial in trials:
         if trial.series.losses:
             groups.setdefault(problem(trial.record.config), []).append(trial)
-    found = []
+    found, room = [], DRAWN
     for group in groups.values():
         series = [trial.series for trial in group]
-        found.append(LossGroup(plots.loss_curves(series), plots.loss_differences(series), group, plots.widest_gap(series)))
+        drawn = series[: max(0, room)]
+        room -= len(drawn)
+        curves, differences = (plots.loss_curves(drawn), plots.loss_differences(drawn)) if drawn else (None, None)
+        found.append(LossGroup(curves, differences, group, plots.widest_gap(series)))
     return found
 
 

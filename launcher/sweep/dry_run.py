@@ -21,34 +21,42 @@ def print_requests(points: Sequence[Point], mode: str) -> None:
     """Prints every point's exact request, or why it is pruned. ``mode``: ``client``, or ``server`` to ask the scheduler, too. Raises
     ``ConfigError`` at the end for refused jobs."""
     refused: list[str] = []
+    shared: set[str] = set()
     with Backends() as backends:
         for point in points:
             if point.config is None:
                 _comment(f"{' '.join(point.overrides)}: pruned: {point.error}")
                 print()
-            elif error := _print_request(point.config, point.overrides, backends.of(point.config.cluster), mode):
+            elif error := _print_request(point.config, point.overrides, backends.of(point.config.cluster), mode, shared):
                 refused.append(error)
     if refused:
         raise ConfigError(refused[0])
 
 
-def _print_request(config: Config, overrides: Sequence[str], backend: Backend, mode: str) -> str | None:
-    """Prints one trial's request, and the place's answer to it; returned where it is a refusal."""
+def _print_request(config: Config, overrides: Sequence[str], backend: Backend, mode: str, shared: set[str]) -> str | None:
+    """Prints one trial's request, and the place's answer to it; returned where it is a refusal. What trials have in common is printed
+    before the first, and kept in ``shared``."""
     job = _job(config)
     request = backend.render(job)
+    refusal = answer = None
+    if mode == "server":  # before anything is printed: a place that cannot be asked ends the command
+        try:
+            answer = backend.validate(request) or f"cluster.backend={config.cluster.backend} has no server to ask"
+        except ConfigError as error:
+            refusal = str(error)
+            answer = f"refused: {error}"
+        except BackendError as error:
+            raise ConfigError(str(error)) from None
+    common = backend.shared_request(job)
+    if common is not None and common not in shared:
+        shared.add(common)
+        print(common + "\n")
     _comment(f"trial {job.trial}: {' '.join(overrides)}")
     _comment(Mesh.of(config.layout).picture(config.cluster.gpus_per_node))
     print(request.text + "\n")
-    if mode != "server":
-        return None
-    try:
-        _comment(backend.validate(request) or f"cluster.backend={config.cluster.backend} has no server to ask")
-    except ConfigError as error:
-        _comment(f"refused: {error}")
-        return str(error)
-    except BackendError as error:
-        raise ConfigError(str(error)) from None
-    return None
+    if answer is not None:
+        _comment(answer)
+    return refusal
 
 
 def _job(config: Config) -> Job:

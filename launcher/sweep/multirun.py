@@ -23,7 +23,7 @@ from launcher.named_files import check_folder
 from launcher.sweep.at_work import Command
 from launcher.sweep.bill import confirm, of_points
 from launcher.sweep.dry_run import print_requests
-from launcher.sweep.run import Point, run_sweep
+from launcher.sweep.run import Point, check_clusters, run_sweep
 from launcher.tracking import process
 from launcher.tracking.reachable import check_experiment, check_tracking
 from launcher.trials.store import UNDER_WAY, Store, check_name
@@ -76,6 +76,7 @@ class Multirun:
         if dry_run:
             print_requests(points, dry_run)
             return [math.inf] * len(points)
+        check_clusters(Store(settings.dir), points, settings, self.backends)
         if len(points) == 1 and points[0].config is not None:
             _say_grid(points[0].config)
         _say_predictions(points)

@@ -44,7 +44,7 @@ def run_sweep(
     """
     store = Store(settings.dir)
     check_name(name)
-    _check(store, points, settings, backends)
+    check_clusters(store, points, settings, backends)
     points = _accepted(store, name, points, settings, backends)
     locks = Locks(store.root / "locks")
     try:
@@ -74,8 +74,8 @@ def launcher_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _check(store: Store, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> None:
-    """Every cluster on which something is to be run, before anything is written: a command that is refused leaves nothing behind."""
+def check_clusters(store: Store, points: Sequence[Point], settings: SweepConfig, backends: Backends) -> None:
+    """Checks every cluster on which something is to be run, before anything is written: a command that is refused leaves nothing behind."""
     trials = [(point, point.config, store.load(point.trial)) for point in points if point.config is not None]
     wanted = [cluster_of(record, config.cluster) for point, config, record in trials if _to_do(point, record, settings)]
     for cluster in sorted(wanted, key=lambda cluster: -cluster.world_size):  # the largest makes the backend

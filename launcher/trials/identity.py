@@ -45,7 +45,8 @@ NEWER_THAN_STAGES: list[tuple[str, str, Any]] = [
 """Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [
     ("run", "deterministic", False), ("run", "moments", "fp32"), ("run", "async_tensor", False), ("data", "task", None),
-    ("data", "pack", False), ("data", "tokenizer", None), ("cluster", "setup_may_fail", []), *NEWER_THAN_STAGES,
+    ("data", "pack", False), ("data", "tokenizer", None), ("cluster", "setup_may_fail", []), ("cluster", "segment", None),
+    *NEWER_THAN_STAGES,
 ]  # fmt: skip
 """Keys that came after trials had ids, likewise."""
 

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,40 @@ class Running(threading.Thread):
         return self.records
 
 
+DYING = """\
+import os, signal, sys
+from pathlib import Path
+from launcher.backends.slurm import submission
+from launcher.backends.slurm.cluster import SubmitConfig
+from tests.backends.slurm_support import run, trial
+
+moment, runs, python, controller, *options = sys.argv[1:]
+where = {"submit": SubmitConfig("login", options)} if options else {}
+submit = submission.submit_script
+
+def before(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after(*given):
+    submit(*given)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def during(*given):
+    os.kill(int(controller), signal.SIGSTOP)
+    return submit(*given)
+
+submission.submit_script = locals()[moment]
+run(Path(runs), *(trial(seed=seed, python=python, **where) for seed in (1, 2, 3)))
+"""
+
+
+def dying(moment: str, runs: Path, python: str, controller: int = 0, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A launcher of three trials in a process of its own, which dies before or after it submits, or is stuck at it because the controller
+    hangs. With ``options`` of ssh it submits over it."""
+    command = [sys.executable, "-c", DYING, moment, str(runs), python, str(controller), *options]
+    return subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.DEVNULL)
+
+
 def squeue(*fields: str) -> list[list[str]]:
     """The queue, ended jobs included, as rows of ``fields``."""
     command = ["squeue", "--noheader", "--array", "--states=all", "--Format=" + ",".join(f"{field}:|" for field in fields)]
@@ -99,7 +134,7 @@ PASSED_ON = {
     "acctg-freq", "batch", "bb", "bbf", "begin", "consolidate-segments", "contiguous", "core-spec", "cores-per-socket", "cpu-freq",
     "cpus-per-gpu", "delay-boot", "extra", "extra-node-info", "get-user-env", "gpu-bind", "gpu-freq", "gres", "gres-flags", "hint",
     "ignore-pbs", "input", "licenses", "mcs-label", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice",
-    "oom-kill-step", "power", "prefer", "priority", "profile", "propagate", "quiet", "reboot", "resv-ports", "segment",
+    "oom-kill-step", "power", "prefer", "priority", "profile", "propagate", "quiet", "reboot", "resv-ports",
     "sockets-per-node", "spread-job", "spread-segments", "stepmgr", "thread-spec", "threads-per-core", "tmp", "tres-bind",
     "use-min-nodes", "verbose", "wait-all-nodes", "wckey",
 }  # fmt: skip
@@ -107,7 +142,7 @@ PASSED_ON = {
 SRUN_PASSED_ON = PASSED_ON | {
     "account", "array", "bcast", "bcast-exclude", "comment", "compress", "constraint", "dependency", "disable-status", "epilog",
     "exact", "exclusive", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "hold", "job-name", "label", "mail-type",
-    "mail-user", "mem", "mpi", "no-container-mount-home", "overlap", "oversubscribe", "partition", "preserve-env", "prolog", "qos",
+    "mail-user", "mem", "mpi", "no-container-mount-home", "overlap", "oversubscribe", "partition", "preserve-env", "prolog", "qos", "segment",
     "quit-on-interrupt", "reservation", "send-libs", "slurmd-debug", "switches", "task-epilog", "task-prolog", "threads", "unbuffered",
 }  # fmt: skip
 """Options of srun that leave the ranks as they are; many say something of a job, and nothing here, where it has begun."""

@@ -209,9 +209,23 @@ def test_an_allocation_asks_once_for_the_room_of_all_its_trials() -> None:
     text = backend.render(job).text
     for words in ("--exact", "--mem=0", '--nodelist="$SLURM_JOB_NODELIST"', "--gpus-per-node=2", "SLURM_JOB_ID * 7 + ${trireme_number:-0}"):
         assert words in text
+    assert "#SBATCH" not in text and "sbatch" not in text, "it is no job of its own"
     assert "-lt 0 ]; then" in text, "a trial never puts the allocation back into the queue"
     assert backend._need(job) == "1 2 n9,n7"
     assert backend.can_place(job)
+
+
+def test_a_dry_run_shows_the_allocation_once_and_then_the_steps_of_each_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = ["model=gpt_tiny", "data=synthetic", "cluster=slurm_allocation", "cluster.nodes=1", "cluster.gpus_per_node=2", "run.seed=1,2"]
+    for outer, words in (None, "# submitted once: "), ("17", "# started once in job 17, in which this command runs; nothing is submitted"):
+        monkeypatch.setenv("SLURM_JOB_ID", outer) if outer else monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        assert main(["train", "-m", *what, "cluster.allocation_nodes=3", f"sweep.dir={tmp_path}/runs", "--dry-run"]) == 0
+        first, *trials = capsys.readouterr().out.split("# trial ")
+        assert first.startswith(words) and first.count("#SBATCH --nodes=3\n") == (outer is None)
+        assert len(trials) == 2 and all("#SBATCH" not in each and "srun --nodes=1 --ntasks=2" in each for each in trials)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.usefixtures("outside")

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -20,46 +19,16 @@ from launcher.cli import cancel
 from launcher.cli.main import main
 from launcher.sweep.reconcile import stop
 from launcher.trials.store import Store
-from tests.backends.slurm_support import PROJECT, Running, interpreter, run, squeue, submissions, trial
+from tests.backends.slurm_support import Running, dying, interpreter, run, squeue, submissions, trial
 from tests.clusters.slurm import Cluster
 from tests.clusters.slurm.fixture import Slurm
 from tests.sweep.support import starts, until
 from trainer.shared.records.outcome import Reason, Status
 
-DYING = """\
-import os, signal, sys
-from pathlib import Path
-from launcher.backends.slurm import submission
-from tests.backends.slurm_support import run, trial
-
-moment, runs, python, controller = sys.argv[1:]
-submit = submission.submit_script
-
-def before(*given):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after(*given):
-    submit(*given)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def during(*given):
-    os.kill(int(controller), signal.SIGSTOP)
-    return submit(*given)
-
-submission.submit_script = locals()[moment]
-run(Path(runs), *(trial(seed=seed, python=python) for seed in (1, 2, 3)))
-"""
-
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
     return interpreter(tmp_path, "tests.backends.played_trainer")
-
-
-def launcher(moment: str, runs: Path, python: str, controller: int = 0) -> subprocess.Popen[bytes]:
-    """A launcher in a process of its own, which dies before or after it submits, or is stuck at it because the controller hangs."""
-    command = [sys.executable, "-c", DYING, moment, str(runs), python, str(controller)]
-    return subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.DEVNULL)
 
 
 def each_done_once(records: list) -> bool:
@@ -70,7 +39,7 @@ def each_done_once(records: list) -> bool:
 def test_a_launcher_killed_around_submission_loses_no_trial_and_submits_none_twice(
     slurm: Slurm, tmp_path: Path, python: str, moment: str
 ) -> None:
-    assert launcher(moment, tmp_path / "runs", python).wait() == -signal.SIGKILL
+    assert dying(moment, tmp_path / "runs", python).wait() == -signal.SIGKILL
     records = run(tmp_path / "runs", *(trial(seed=seed, python=python) for seed in (1, 2, 3)))
     assert each_done_once(records)
     assert len(submissions(tmp_path / "runs")) == 3
@@ -79,7 +48,7 @@ def test_a_launcher_killed_around_submission_loses_no_trial_and_submits_none_twi
 def test_a_submission_that_outlives_its_launcher_is_found(whole: Cluster, tmp_path: Path, python: str) -> None:
     """sbatch waits for a controller that hangs; its launcher is killed; the next launcher must neither lose nor repeat it."""
     runs, controller = tmp_path / "runs", whole.daemon("slurmctld")
-    stuck = launcher("during", runs, python, controller.pid() or 0)
+    stuck = dying("during", runs, python, controller.pid() or 0)
     until(lambda: list(runs.glob("arrays/*/lock")))
     stuck.kill()
     stuck.wait()

@@ -40,7 +40,7 @@ PLAIN = SlurmCluster(nodes=2, gpus_per_node=4, python="/venv/bin/python")
 EVERYTHING: dict[str, Any] = {
     "partition": "batch", "account": "nlp", "qos": "high", "time": 90, "gpu_request": "gres", "gpu_type": "h100", "cpus": 8, "mem_gb": 0.0,
     "constraint": "h100&ib", "exclusive": True, "nodelist": "n[1-8]", "exclude": "n7", "reservation": "march", "dependency": "afterok:12",
-    "switches": 1, "switches_wait": 10, "comment": 'who says "no"?', "mail_type": "END", "mail_user": "me@site", "requeues": 0,
+    "switches": 1, "switches_wait": 10, "segment": 2, "comment": 'who says "no"?', "mail_type": "END", "mail_user": "me@site", "requeues": 0,
     "extra": ["--licenses=scratch:1"], "srun_args": ["--mpi=none"], "setup": ["module load cuda", 'export A="$(nproc)"'],
     "env": {"GREETING": "it's $HOME"}, "setup_may_fail": ["nvidia-smi"], "health_check": True,
 }  # fmt: skip
@@ -117,6 +117,17 @@ def test_a_run_without_checkpoints_is_not_told_of_its_end() -> None:
 def test_a_short_time_limit_leaves_half_of_it_to_the_ranks() -> None:
     assert asked(dataclasses.replace(PLAIN, time=1))["signal"] == "B:USR1@30"
     assert asked(dataclasses.replace(PLAIN, time="0:0:01"))["signal"] == "B:USR1@1", "at least one second"
+
+
+@pytest.mark.parametrize(("ranks", "segment"), [(4, None), (8, "2"), (12, "3"), (16, "4"), (24, None), (32, "4")])
+def test_nodes_of_a_trial_lie_in_blocks_of_equal_parts(ranks: int, segment: str | None) -> None:
+    cluster = dataclasses.replace(PLAIN, nodes=8, segment=4)
+    if ranks == 24:
+        with pytest.raises(ConfigError, match=r"^cluster.segment=4 does not divide the 6 nodes of a trial; use 1, 2, 3 or 6, or another"):
+            asked(cluster, ranks)
+    else:
+        assert asked(cluster, ranks).get("segment") == segment
+    assert "segment" not in asked(PLAIN, 32)
 
 
 def test_bad_nodes_of_earlier_attempts_are_excluded_beside_those_of_the_configuration() -> None:

@@ -18,10 +18,11 @@ import pytest
 from launcher.backends.slurm.backend import SlurmBackend
 from launcher.backends.slurm.cluster import SlurmCluster, SubmitConfig
 from launcher.backends.slurm.login import Login
+from launcher.cli.main import main
 from launcher.config.schema import Config
 from launcher.ports import free_port
 from launcher.trials.store import Record, cluster_of
-from tests.backends.slurm_support import CLUSTER, PROJECT, interpreter, run, submissions, trial
+from tests.backends.slurm_support import CLUSTER, PROJECT, dying, interpreter, run, submissions, trial
 from tests.clusters.slurm.fixture import Slurm
 from tests.clusters.slurm.process import wait_for
 from tests.sweep.support import starts
@@ -107,36 +108,12 @@ def test_trials_are_submitted_and_followed_over_one_connection(
     assert (door.folder / "log").read_text().count("Accepted publickey") == 1
 
 
-DYING = """
-import os, signal, sys
-from pathlib import Path
-from launcher.backends.slurm import submission
-from launcher.backends.slurm.cluster import SubmitConfig
-from launcher.trials.store import Record, cluster_of
-from tests.backends.slurm_support import run, trial
-
-moment, runs, python, options = sys.argv[1:]
-submit = submission.submit_script
-
-def before(*given):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after(*given):
-    submit(*given)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-submission.submit_script = locals()[moment]
-run(Path(runs), *(trial(seed=seed, python=python, submit=SubmitConfig("login", [options])) for seed in (1, 2, 3)))
-"""
-
-
 @pytest.mark.campaign("slurm")
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_launcher_killed_around_a_submission_over_ssh_loses_none_and_repeats_none(
     door: Door, tmp_path: Path, python: str, moment: str
 ) -> None:
-    command = [sys.executable, "-c", DYING, moment, str(tmp_path / "runs"), python, door.submit.ssh_options[0]]
-    assert subprocess.run(command, cwd=PROJECT, stderr=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    assert dying(moment, tmp_path / "runs", python, options=door.submit.ssh_options).wait() == -signal.SIGKILL
     done = run(tmp_path / "runs", *(far(door, seed, python) for seed in (1, 2, 3)))
     assert [(record.status, starts(record)) for record in done] == [(Status.DONE, [0])] * 3, [record.detail for record in done]
     assert len(submissions(tmp_path / "runs")) == 3
@@ -162,6 +139,16 @@ def test_a_login_node_out_of_reach_is_one_plain_line(door: Door, tmp_path: Path,
         SlurmBackend(dataclasses.replace(CLUSTER, python="/p", submit=submit)).check()
     said = str(caught.value)
     assert said.startswith(f"cluster.submit.ssh=login {words}") and "\n" not in said, said
+
+
+@pytest.mark.parametrize("flag", [[], ["--dry-run=server"]])
+def test_a_login_node_out_of_reach_is_said_before_anything_else(flag: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    there = ["cluster=slurm", "cluster.submit.ssh=127.0.0.1", "cluster.submit.ssh_options=[-p1,-oControlPath=none]", "cluster.python=/p"]
+    what = ["model=gpt_tiny", "data=synthetic", "cluster.gpus_per_node=2", "layout.data=2", f"sweep.dir={tmp_path}/runs"]
+    assert main(["train", *what, *there, *flag]) == 2
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.startswith("error: cluster.submit.ssh=127.0.0.1 cannot be reached") and said.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 FAR = """

@@ -141,9 +141,9 @@ def test_no_tab_waits_for_a_library(folder: Path) -> None:
 
 
 class Terminal:
-    """An interactive shell at 80 columns, whose ``trireme`` is this tree's."""
+    """An interactive shell of ``width`` columns, whose ``trireme`` is this tree's."""
 
-    def __init__(self, folder: Path, words: list[str]):
+    def __init__(self, folder: Path, words: list[str], width: int):
         path = folder / "bin" / "trireme"
         path.parent.mkdir()
         path.write_text(f'#!/bin/sh\nexec {sys.executable} -m launcher "$@"\n')
@@ -152,18 +152,18 @@ class Terminal:
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             os.execvpe(words[0], words, paths | {"TERM": "xterm", "PS1": "$ ", "HOME": str(folder), "INPUTRC": "/dev/null"})
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
 
     def type(self, text: str, until: str, seconds: float = 60) -> str:
         """Types ``text``; returns what the terminal shows until it shows ``until``, and half a second longer."""
         os.write(self._fd, text.encode())
-        shown, deadline = "", time.monotonic() + seconds
+        written, deadline = "", time.monotonic() + seconds
         while time.monotonic() < deadline:
             if select.select([self._fd], [], [], 0.5)[0]:
-                shown += re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]|[\x07\r]", "", os.read(self._fd, 65536).decode(errors="replace"))
-            elif until in shown:
-                return shown
-        raise AssertionError(f"{until!r} is not shown: {shown!r}")
+                written += os.read(self._fd, 65536).decode(errors="replace")
+            elif until in (shown := re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]|[\x07\r]", "", re.sub(r"(.)\r\1", r"\1", written))):
+                return shown  # where a line goes on below, its next character was written twice
+        raise AssertionError(f"{until!r} is not shown: {written!r}")
 
     def close(self) -> None:
         os.close(self._fd)
@@ -171,8 +171,12 @@ class Terminal:
 
 
 @pytest.mark.slow
-def test_bash_writes_candidates_into_the_line_and_nothing_else(folder: Path) -> None:
-    bash = Terminal(folder, ["bash", "--norc", "-i"])
+@pytest.mark.parametrize(
+    "width", [pytest.param(40, marks=pytest.mark.campaign("words")), 80, pytest.param(160, marks=pytest.mark.campaign("words"))]
+)
+def test_bash_writes_candidates_into_the_line_and_nothing_else(folder: Path, width: int) -> None:
+    """At 40 columns the line goes on below."""
+    bash = Terminal(folder, ["bash", "--norc", "-i"], width)
     bash.type("", "$ ")
     bash.type('eval "$(trireme train -sc install=bash)"\n', "\n$ ")
     assert bash.type("trireme sea\t", "search ") == "trireme search "

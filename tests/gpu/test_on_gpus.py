@@ -53,5 +53,10 @@ def test_fused_products_agree_with_collectives_and_products(farm: Farm, layout: 
         assert losses(farm, "cuda", precision, run, sequence_parallel=True, **layout) == pytest.approx(plain, rel=off)
 
 
+def test_nvml_knows_the_gpu_of_a_rank(farm: Farm) -> None:
+    result = farm.train(small(run={"device": "cuda"}), 1).checked().result
+    assert result["gpu_clock_mhz"] > 0 and [gpu["rank"] for gpu in result["gpus"]] == [0]
+
+
 def test_products_are_added_in_fp32_by_the_device() -> None:
     assert sums_wide(torch.device("cuda", 0), torch.bfloat16)

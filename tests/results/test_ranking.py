@@ -148,6 +148,18 @@ def test_json_ranking_has_every_promised_key_and_no_nan(tmp_path: Path, capsys: 
     assert records[0]["layout"]["tensor"] == 2 and records[0]["overrides"] == ["layout.tensor=2", "layout.pipeline=2"]
 
 
+def test_energy_and_faults_of_gpus_are_shown_where_they_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = demo_sweep(tmp_path)
+    assert rank_verb.main(["planted", "--dir", str(tmp_path)]) == 0
+    assert "J/step" not in (plain := capsys.readouterr().out) and "GPUs with a fault" not in plain
+    hot = {"rank": 1, "host": "n7", "gpu": "GPU-1", "slowed_by": {"temperature": 0.5}}
+    sweep.done(point(1, 4), 0.5, energy_per_step_j=1234.0, gpus=[hot])
+    assert rank_verb.main(["planted", "--dir", str(tmp_path)]) == 0
+    table = capsys.readouterr().out
+    assert "J/step" in table and "1.23 k" in table
+    assert "rank 1 on n7 (GPU-1): slowed down by temperature in 50 % of the readings" in " ".join(table.split())
+
+
 def test_table_shows_prediction_beside_measurement_and_each_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo_sweep(tmp_path)
     assert rank_verb.main(["planted", "--dir", str(tmp_path)]) == 0

@@ -22,7 +22,7 @@ from launcher.results.reasons import largest_differences, next_commands
 from launcher.results.svg import Scale
 from launcher.results.timeline import Timeline, covered
 from launcher.trials.store import Point, Store
-from tests.results.trial_files import STEPS, SweepOnDisk, demo_sweep, losses, point, seeded, write_json
+from tests.results.trial_files import STEPS, SweepOnDisk, demo_sweep, losses, metric_line, point, seeded, write_json
 from tests.tracking.headless import Page
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.errors import ConfigError
@@ -278,6 +278,7 @@ def test_browser_draws_the_page_from_disk_without_a_request(tmp_path: Path, page
     page.wait_for("document.readyState === 'complete' && document.querySelectorAll('svg').length >= 6")
     assert page.requests == [path.as_uri()]
     assert page.evaluate("[...document.querySelectorAll('svg')].every(s => s.getBoundingClientRect().height > 40)")
+    page.resize(1300, 900)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing makes the page wider than the window"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(20, 23, 29)") is dark
@@ -288,6 +289,25 @@ def test_browser_draws_the_page_from_disk_without_a_request(tmp_path: Path, page
     assert page.evaluate(wide), "nothing of the ranking is out of sight on a phone"
     assert page.evaluate("document.querySelector('#why table').scrollWidth <= document.querySelector('main').clientWidth")
     assert page.evaluate("parseFloat(getComputedStyle(document.querySelector('#why td')).fontSize) >= 12"), "small print"
+
+
+def test_pictures_show_the_fastest_trials_and_differences_of_losses_are_those_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "DRAWN", 2)
+    sweep = SweepOnDisk(tmp_path)
+    for number, planned in enumerate((point(4, 1), point(2, 2), point(1, 4))):
+        record = sweep.done(planned, 0.1 + number / 10)
+    line = metric_line(STEPS, 0.3)
+    with (record.directory / "metrics.jsonl").open("a") as file:  # the slowest trial's last step, as it was run again
+        file.write(json.dumps(line | {"loss": line["loss"] * (1 + 1e-7)}) + "\n")
+    drawn = report.page(Store(tmp_path).sweep())
+    (group,) = drawn["losses"]
+    assert drawn["rows_left_out"] == 1
+    for name in ("step_times", "memory"):
+        assert ["t4 p1" in str(drawn[name]), "t1 p4" in str(drawn[name])] == [True, False]
+    assert group.widest is not None and 0 < group.widest[0] < 1e-6, "the third differs, and is not drawn"
+    assert "1 slower trials are in the table alone" in (text := rendered(sweep)) and "t1 p4" in text
 
 
 def test_losses_of_a_diverged_trial_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from launcher.cli.main import main as run_program
 from launcher.planning.baseline import baseline, round_batch
+from launcher.planning.layout_names import name_of
 from launcher.planning.shapes import FAMILY_DEFAULTS, build_reference, count, log_interpolate, shape_for
 from launcher.planning.size import CHEAPEST, DAY, FASTEST, FEWEST, Budget, alternatives, executed_flops, largest, provisions, seconds_at
 from tests.draws import draws
 from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import ModelConfig
+from trainer.shared.run.read import from_dict
+from trainer.shared.run.schema import LayoutConfig, ModelConfig
 
 pytestmark = pytest.mark.slow
 
@@ -306,3 +308,5 @@ def test_the_answer_backwards_is_the_one_forwards_to_the_gpu_and_the_cent(capsys
     assert cheapest["price"] <= fewest["price"] and fastest["days"] <= fewest["days"] and fastest["gpus"] <= 256
     cluster = backwards["config"]["cluster"]
     assert cluster["nodes"] * cluster["gpus_per_node"] == cheapest["gpus"]
+    recipe = from_dict(LayoutConfig, backwards["config"]["layout"] | {"data": cheapest["layout"]["data"]})
+    assert name_of(recipe) == cheapest["layout_name"], "the layout is that of the run which the recipe describes, its dropout included"

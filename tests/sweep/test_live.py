@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import random
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from rich.cells import cell_len
 
 from launcher.sweep.live import LiveView
 from launcher.sweep.remaining import Pace, pace, remaining_s, sweep_left_s
-from launcher.trials.store import Record
+from launcher.trials.store import Record, Store
 from tests.results.trial_files import STEPS, SweepOnDisk, point, seeded
 from tests.sweep.support import PROJECT, until
 from tests.warm import PIPE, Process
@@ -193,3 +196,30 @@ def test_a_terminal_of_any_width_shows_the_table_once_after_every_change_of_its_
         assert process.wait(600) == 0
     left = [line for line in screen.lines() if line]
     assert left == [f"{sweep.records[0].id}  run.seed=0  done"]  # the table is gone, what was said stays
+
+
+@pytest.mark.campaign("launchers")
+def test_a_sweep_into_tee_is_a_line_for_each_change_and_the_same_in_the_file(tmp_path: Path) -> None:
+    """Keyboard and errors stay with a terminal, as when a person types it."""
+    what = [
+        "model.layers=1",
+        "model.hidden=32",
+        "model.heads=2",
+        "model.vocab=64",
+        "model.seq=16",
+        "data=synthetic",
+        "cluster.gpus_per_node=1",
+    ]
+    words = shlex.join([sys.executable, "-m", "launcher", "train", "-m", *what, "run.steps=3", "run.global_batch=2", "run.seed=1,2"])
+    keyboard, screen = pty.openpty()
+    command = ["bash", "-o", "pipefail", "-c", f"{words} 2>&1 | tee {tmp_path}/log"]
+    environment = os.environ | {"PYTHONPATH": str(PROJECT), "TERM": "xterm"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdin=screen, stdout=subprocess.PIPE, text=True)
+    os.close(keyboard)
+    os.close(screen)
+    assert done.returncode == 0 and done.stdout == (tmp_path / "log").read_text()
+    assert all(character.isprintable() or character == "\n" for character in done.stdout)
+    lines = done.stdout.splitlines()
+    for record in Store(tmp_path / "runs").sweep().records:
+        assert [line.split()[-1] for line in lines if line.startswith(record.id)][:1] == ["running"], lines
+        assert sum("done" in line.split() and record.id in line for line in lines) == 1, lines

@@ -60,6 +60,10 @@ class SlurmCluster(ClusterConfig):
     dependency: Optional[str] = key(None, "condition for the start: 'afterok:123'")
     switches: Optional[int] = key(None, "leaf switches that a trial may span", minimum=1)
     switches_wait: Optional[int] = key(None, "minutes that a trial waits for so few switches; null = the site's limit", minimum=0)
+    segment: Optional[int] = key(
+        None, "nodes of a trial that lie in one block of the site's topology (racks of NVL72: 16 or 18); it divides the trial's nodes, and a "
+        "smaller trial lies in one block whole", minimum=1,
+    )  # fmt: skip
     comment: Optional[str] = key(None, "comment of the jobs; null = the sweep's name")
     mail_type: Optional[str] = key(None, "when Slurm sends mail: 'END,FAIL'")
     mail_user: Optional[str] = key(None, "who gets the mail")

@@ -34,6 +34,7 @@ def options(plan: SlurmJobPlan) -> dict[str, str | None]:
         "nodelist": cluster.nodelist,
         "exclude": ",".join(filter(None, [cluster.exclude, *job.avoid])) or None,
         "switches": _switches(cluster),
+        "segment": _segment(plan),
         "dependency": _dependency(job, cluster),
         "kill-on-invalid-dep": "yes" if job.after else None,  # else a job behind a failed one is never started nor removed
         "comment": cluster.comment if cluster.comment is not None else named,
@@ -87,6 +88,20 @@ def _switches(cluster: SlurmCluster) -> str | None:
         return None
     wait = cluster.switches_wait
     return str(cluster.switches) if wait is None else f"{cluster.switches}@{wait}"
+
+
+def _segment(plan: SlurmJobPlan) -> int | None:
+    """Returns the nodes of each segment of a job; sbatch wants all segments equal, and a job no smaller than one."""
+    wanted = plan.cluster.segment
+    if wanted is None or plan.nodes == 1:
+        return None
+    if plan.nodes % (size := min(wanted, plan.nodes)):
+        divisors = [n for n in range(1, plan.nodes + 1) if plan.nodes % n == 0]
+        raise ConfigError(
+            f"cluster.segment={wanted} does not divide the {plan.nodes} nodes of a trial; use {', '.join(map(str, divisors[:-1]))} or "
+            f"{plan.nodes}, or another number of nodes"
+        )
+    return size
 
 
 def _notice(cluster: SlurmCluster) -> int:

@@ -48,6 +48,11 @@ class SlurmJobPlan:
         return self.cluster.gpu_request != "none" and self.per_node == self.cluster.gpus_per_node and self.fills_nodes
 
     @property
+    def alone(self) -> bool:
+        """Returns whether its script is a job of its own, for sbatch."""
+        return True
+
+    @property
     def requeues(self) -> int:
         return self.cluster.requeues
 

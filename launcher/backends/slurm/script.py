@@ -28,9 +28,9 @@ def job_script(plan: SlurmJobPlan) -> str:
     """The script of one attempt of a trial."""
     job, cluster, code = plan.job, plan.cluster, plan.code
     check_container(cluster.container)
-    chosen = {"job-name": job.name, **options(plan), "output": "/dev/null"}
+    lines = directives({"job-name": job.name, **options(plan), "output": "/dev/null"}, cluster)
     return template(Path(__file__).parent / "job.sh.jinja").render(
-        directives="\n".join(directives(chosen, cluster)),
+        directives="\n".join(lines if plan.alone else []), alone=plan.alone,
         trial=job.trial, attempt=job.attempt, directory=str(job.directory), world_size=job.world_size, per_node=plan.per_node,
         environment=plan.environment, inherits=cluster.env_inherit, names=plan.names,
         code=code and str(code), runtime=cluster.container_runtime,

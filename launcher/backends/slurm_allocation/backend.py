@@ -90,6 +90,14 @@ class SlurmAllocationBackend(SlurmBackend):
     def _of_outer_job(self) -> list[str]:
         return []
 
+    def shared_request(self, job: Job) -> str:
+        name = f"{job.cluster.name_prefix}-{job.sweep}"
+        script, where = self._steward(job, name)[0], "submitted once: the job in which all trials run; its name gets 8 more letters"
+        if self._outer is not None:
+            script = steward_script(self._allocated, {}, name, allocations(job) / name, job.sweep)
+            where = f"started once in job {self._outer}, in which this command runs; nothing is submitted"
+        return f"# {where}\n{script}\n# then started in it, as steps, when nodes are free:"
+
     def _submitted(self, job: Job) -> str:
         return self._steward(job, "trireme-allocation")[0]
 

@@ -22,6 +22,10 @@ class StepPlan(SlurmJobPlan):
     """A trial whose ranks are steps on nodes that the steward has chosen."""
 
     @property
+    def alone(self) -> bool:
+        return False
+
+    @property
     def step_options(self) -> list[str]:
         """Each step has processors and GPUs of its own, and takes no memory from those that run beside it."""
         cluster = self.cluster

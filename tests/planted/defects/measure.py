@@ -54,4 +54,18 @@ DEFECTS = [
         "return 2 * seq**2 * width / (2 if causal else 1)",
         "tests/trainer/test_parts.py",
     ),
+    Defect(
+        "a GPU that two ranks share spends its energy twice",
+        "trainer/measure/gpu.py",
+        'gpus = {own["gpu"]: {"rank"',
+        'gpus = {rank: {"rank"',
+        "tests/trainer/test_gpu_health.py",
+    ),
+    Defect(
+        "a GPU at its power limit has a fault",
+        "launcher/results/ranking.py",
+        'USUAL = ("power limit",)',
+        "USUAL = ()",
+        "tests/trainer/test_gpu_health.py",
+    ),
 ]

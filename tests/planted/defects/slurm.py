@@ -150,4 +150,27 @@ DEFECTS = [
         "found_by: ClassVar[tuple[str, ...]] = ()",
         "tests/backends/test_slurm_ssh.py",
     ),
+    Defect(
+        "a trial smaller than a segment asks for a whole one",
+        "launcher/backends/slurm/options.py",
+        "size := min(wanted, plan.nodes)",
+        "size := wanted",
+        "tests/backends/test_slurm_script.py",
+    ),
+    Defect(
+        "a dry run asks a login node after it has printed the script",
+        "launcher/sweep/dry_run.py",
+        'if mode == "server":  # before',
+        'if print(request.text) or mode == "server":  # before',
+        "tests/backends/test_slurm_ssh.py",
+    ),
+    Defect(
+        "steps of an allocation look like a job of their own",
+        "launcher/backends/slurm_allocation/steps.py",
+        """def alone(self) -> bool:
+        return False""",
+        """def alone(self) -> bool:
+        return True""",
+        STEPS_TESTS,
+    ),
 ]

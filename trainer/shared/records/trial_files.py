@@ -35,7 +35,10 @@ LAST_STEP = 1 << 53
 MOST = 1e18
 """Above all seconds, bytes and rates of a run, and small enough that sums and products do not overflow."""
 
-SUMMARY = ("step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes")
+SUMMARY = (
+    "step_time_s", "step_time_spread_s", "tokens_per_s", "tflops_per_gpu", "mfu", "hfu", "peak_memory_bytes",
+    "energy_per_step_j", "power_w", "gpu_clock_mhz", "gpu_memory_errors",
+)  # fmt: skip
 """Keys of ``result.json`` that become metrics of the trial's MLflow run."""
 
 SERIES = {"losses": "loss", "grad_norms": "grad_norm", "step_times_s": "step_time_s"}

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 
@@ -21,7 +21,7 @@ class ValueType:
     optional: bool = False
     holds: Any = None  # the ``ValueType`` of each entry of a list, tuple or dict
 
-    @property
+    @cached_property
     def keyed(self) -> bool:
         """Returns whether it is a dataclass, whose keys ``keys_of`` returns."""
         return dataclasses.is_dataclass(self.base)
@@ -50,16 +50,22 @@ def keys_of(cls: Any) -> Mapping[str, tuple[ValueType, dataclasses.Field[Any]]]:
 def fits(hint: Any, value: Any) -> bool:
     """Returns whether plain data ``value`` is of the type ``hint``, unconverted. A dataclass may lack any keys, and others may be
     present."""
-    kind = value_type(hint)
-    if kind.base is Any or (value is None and kind.optional):
+    return _fits(value_type(hint), value)
+
+
+def _fits(kind: ValueType, value: Any) -> bool:
+    base = kind.base
+    if base is Any or (value is None and kind.optional):
         return True
-    if kind.keyed:
-        keys = keys_of(kind.base)
-        return isinstance(value, Mapping) and all(fits(keys[name][0], entry) for name, entry in value.items() if name in keys)
-    if kind.base in (list, tuple):
-        return isinstance(value, list) and all(fits(kind.holds, entry) for entry in value)
-    if kind.base is dict:
-        return isinstance(value, Mapping) and all(fits(kind.holds, entry) for entry in value.values())
-    if kind.base is float:
+    if base is str or base is int or base is bool:
+        return type(value) is base
+    if base is float:
         return type(value) in (int, float) and math.isfinite(value)
-    return value in list(kind.base) if issubclass(kind.base, Enum) else type(value) is kind.base
+    if kind.keyed:
+        keys = keys_of(base)
+        return isinstance(value, Mapping) and all(_fits(keys[name][0], entry) for name, entry in value.items() if name in keys)
+    if base in (list, tuple):
+        return isinstance(value, list) and all(_fits(kind.holds, entry) for entry in value)
+    if base is dict:
+        return isinstance(value, Mapping) and all(_fits(kind.holds, entry) for entry in value.values())
+    return value in list(base) if issubclass(base, Enum) else type(value) is base

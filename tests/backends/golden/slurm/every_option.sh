@@ -15,6 +15,7 @@
 #SBATCH --nodelist=n[1-8]
 #SBATCH --exclude=n7
 #SBATCH --switches=1@10
+#SBATCH --segment=2
 #SBATCH --dependency=afterok:12
 #SBATCH --comment="who says \"no\"?"
 #SBATCH --mail-type=END
