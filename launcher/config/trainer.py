@@ -60,6 +60,7 @@ class NumberProfile:
     reduce_bytes: float = key(4, "gradients on the wire", minimum=0)
     wide_unless_fp16: bool = key(False, "gradients are kept and summed in 4 bytes all the same, unless the run is in fp16")
     optimizer_bytes: float = key(12, "optimizer states: master weights and two moments", minimum=0)
+    averages_weights: bool = key(False, "an average of the master weights is kept beside them, in fp32")
     orthogonal_steps: int = key(0, "iterations in which the momentum of blocks' matrices, their only moment, is orthogonalised (Muon); 0 = Adam", minimum=0)
     block_scaled: bool = key(False, "8-bit operands have a scale per row or block, so both orientations are cast; false: one per tensor")
     wide_weight_gradients: bool = key(False, "weight gradients of 8-bit training are products of 16-bit numbers")

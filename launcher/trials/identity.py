@@ -41,6 +41,7 @@ NEWER_THAN_STAGES: list[tuple[str, str, Any]] = [
     ("optimizer", "groups", to_dict(GroupsConfig())), ("optimizer", "kind", "adamw"), ("optimizer", "muon", to_dict(MuonConfig())),
     ("layout", "slices", 1), ("layout", "slice_lengths", None), ("layout.sharding", "offload", 0.0), ("run", "offload_path", None),
     ("layout", "expert_tensor", 1), ("run", "phases", []), ("optimizer", "cautious", False),
+    ("optimizer", "average_from", None),
 ]  # fmt: skip
 """Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [

@@ -41,7 +41,7 @@ def config(
         "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
         "layout": {"micro_batch": 4 // layout.get("data", 1), "sharding": sharding} | layout,  # two of them on any rank
         "data": {"kind": "synthetic"},
-        "optimizer": {"kind": kind, "lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS},
+        "optimizer": {"kind": kind, "lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS, "average_from": 3},
         "run": {
             "steps": STEPS,
             "precision": precision,

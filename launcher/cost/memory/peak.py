@@ -80,6 +80,7 @@ def states(case: Case, dense: Array, expert: Array) -> Parts:
     """Bytes of weights, gradients and optimizer states of one rank."""
     f, w = case.trainer, case.width
     weight, gradient, optimizer = (w, w, 2 * w) if case.wide else (f.numbers.weight_bytes, case.gradient_bytes, f.numbers.optimizer_bytes)
+    optimizer += case.average_bytes
     if f.memory.optimizer_on_host:
         optimizer = 0
     parts: Parts = {}

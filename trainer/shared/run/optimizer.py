@@ -63,3 +63,5 @@ class OptimizerConfig:
     groups: GroupsConfig = key(GroupsConfig, "learning rates and weight decays of groups of parameters")
     muon: MuonConfig = key(MuonConfig, "kind=muon: the update of matrices")
     cautious: bool = key(False, "what AdamW updates decays only where the update makes it smaller")
+    average_from: Optional[int] = key(None, "steps of the run after which weights are averaged, those of every further step alike: an observer, which "
+        "the end validates and checkpoints hold; null = none", minimum=0)

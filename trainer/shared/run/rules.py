@@ -32,6 +32,7 @@ from trainer.shared.run.limits.own import (
     untrained,
 )
 from trainer.shared.run.limits.training import (
+    check_average,
     check_batch,
     check_moments,
     check_optimizer,
@@ -88,6 +89,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     check_validation(config)
     check_optimizer(config.optimizer)
     check_transferred(config)
+    check_average(config)
     check_moments(config)
     check_eight_bits(config)
     check_async_tensor(config)

@@ -123,6 +123,16 @@ def check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
             raise ConfigError(f"optimizer.groups.{f.name}.lr={own:g} has the schedule of optimizer.lr=0, which has none; set optimizer.lr")
 
 
+def check_average(config: ResolvedTrainConfig) -> None:
+    """Checks that an average of weights begins before the run ends, or in a run that continues it."""
+    start, run = config.optimizer.average_from, config.run
+    if start is not None and run.task == "train" and start >= run.steps and not run.checkpoint.every:
+        raise ConfigError(
+            f"optimizer.average_from={start} begins to average after run.steps={run.steps}, and nothing is saved that could continue; "
+            "lower it, or set run.checkpoint.every"
+        )
+
+
 def check_moments(config: ResolvedTrainConfig) -> None:
     """Checks the format of moments: bf16 has 8 significant bits, so an average that moves by less than a part in 256 would stand still."""
     run, optimizer = config.run, config.optimizer
