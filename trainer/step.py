@@ -67,6 +67,8 @@ class Engine:
         self.tasks = [[shard for shard in self.trained if task_of(shard.record.name) == task] for task in range(config.tune.tasks)]
         products = self.rank.precision.products
         self.optimizer = make_optimizer(transferred(config), self.tasks, world.device, self.rank.groups.sharers, products)
+        self.saved += self.optimizer.shards
+        self.rank.state.beside = sum(shard.weight.nbytes for shard in self.optimizer.shards)
         self.average = TailAverage(config.optimizer.average_from, self.trained)
         self.scale = LossScale.of(config.run.precision)
         self.reads_late = self.rank.clock.on_device and not self.scale.dynamic and config.run.on_nonfinite == "stop"

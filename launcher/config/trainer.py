@@ -62,6 +62,7 @@ class NumberProfile:
     optimizer_bytes: float = key(12, "optimizer states: master weights and two moments", minimum=0)
     averages_weights: bool = key(False, "an average of the master weights is kept beside them, in fp32")
     orthogonal_steps: int = key(0, "iterations in which the momentum of blocks' matrices, their only moment, is orthogonalised (Muon); 0 = Adam", minimum=0)
+    orthogonal_rows: bool = key(False, "rows of those matrices have a second moment each (NorMuon)")
     block_scaled: bool = key(False, "8-bit operands have a scale per row or block, so both orientations are cast; false: one per tensor")
     wide_weight_gradients: bool = key(False, "weight gradients of 8-bit training are products of 16-bit numbers")
     stores_low_precision: bool = key(False, "8-bit training stores its weights in 8 bits: they are not cast but transposed, for input gradients")

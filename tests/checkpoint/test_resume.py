@@ -41,7 +41,8 @@ def config(
         "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
         "layout": {"micro_batch": 4 // layout.get("data", 1), "sharding": sharding} | layout,  # two of them on any rank
         "data": {"kind": "synthetic"},
-        "optimizer": {"kind": kind, "lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS, "average_from": 3},
+        "optimizer": {"kind": kind, "lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS, "average_from": 3}
+        | ({"muon": {"row_beta": 0.9}} if kind == "muon" else {}),
         "run": {
             "steps": STEPS,
             "precision": precision,

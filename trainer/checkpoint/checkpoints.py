@@ -113,6 +113,9 @@ class Checkpoints:
         reader = Reader(found.path, manifest)
         for owned in state:
             piece = piece_of(owned)
+            if owned.record.optional and piece.name not in reader.stored:
+                owned.weight.zero_()
+                continue
             reader.read(piece, {name: state[: piece.numel] for name, state in owned.states.items()})
         return Resumed(manifest["step"], extra)
 

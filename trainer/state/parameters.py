@@ -42,6 +42,7 @@ class ParameterRecord:
     placement: Placement = field(default_factory=dict)  # on each axis of the layout that concerns it
     learned: bool = True  # else it has no gradient: a rule of its own moves it
     trainable: bool = True  # else frozen: no gradient, no optimizer state, not in the norm, not saved
+    optional: bool = False  # a checkpoint without it leaves it zero
     primary: bool = True  # of all ranks with this region (replicas on tensor and pipeline), the one that counts it in the norm and saves it
 
     def partial(self, axis: str) -> bool:

@@ -175,6 +175,20 @@ DEFECTS = [
         "tests/trainer/test_muon.py",
     ),
     Defect(
+        "second moments of rows begin anew in every step",
+        "trainer/state/muon.py",
+        "torch._foreach_copy_(known, list(squares))",
+        "torch._foreach_copy_(list(squares.clone()), list(squares))",
+        "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "a checkpoint has rows of one matrix for all of a parameter",
+        "trainer/state/muon.py",
+        "region = (*((i, i + 1) for i in index), (0, rows))",
+        "region = (*((0, 1) for _ in index), (0, rows))",
+        "tests/checkpoint/test_resume.py::test_a_killed_muon_resumes_where_matrices_are_cut_in_another_way",
+    ),
+    Defect(
         "experts have the update of vectors",
         "trainer/models/experts.py",
         'ParameterSpec(Init(std), "matrices", placement))',

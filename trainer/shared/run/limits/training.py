@@ -111,6 +111,8 @@ def check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
         raise ConfigError(
             f"optimizer.muon.momentum={optimizer.muon.momentum:g} never learns from a gradient; use a value from 0 to below 1"
         )
+    if optimizer.muon.row_beta >= 1:
+        raise ConfigError(f"optimizer.muon.row_beta={optimizer.muon.row_beta:g} never learns from an update; use a value from 0 to below 1")
     start = optimizer.warmup_steps + optimizer.stable_steps
     if optimizer.stable_steps and start > optimizer.decay_steps:
         raise ConfigError(
