@@ -10,6 +10,13 @@ ARMS = "launcher/search/arms.py"
 
 DEFECTS = [
     Defect(
+        "a model with a base has the rate of its own size",
+        "launcher/planning/baseline.py",
+        "interpolate(model.family, count(base), lambda",
+        "interpolate(model.family, parameters, lambda",
+        "tests/search/test_size.py",
+    ),
+    Defect(
         "layouts whose sharding does not divide the replicas are planned",
         SPACE,
         '(table["optimizer"] % table["grads"] != 0) | (shared % table["optimizer"] != 0),',
