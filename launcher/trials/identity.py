@@ -42,6 +42,7 @@ NEWER_THAN_STAGES: list[tuple[str, str, Any]] = [
     ("layout", "slices", 1), ("layout", "slice_lengths", None), ("layout.sharding", "offload", 0.0), ("run", "offload_path", None),
     ("layout", "expert_tensor", 1), ("run", "phases", []), ("optimizer", "cautious", False),
     ("optimizer", "average_from", None), ("optimizer.muon", "row_beta", 0.0),
+    ("run.checkpoint", "at", None),
 ]  # fmt: skip
 """Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [

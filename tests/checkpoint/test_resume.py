@@ -351,6 +351,26 @@ def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: F
     assert seen[0] == pytest.approx([(a + b) / 2 for a, b in zip(seen[1][::2], seen[1][1::2])], rel=1e-10)
 
 
+def test_a_decay_that_branches_from_a_stable_trunk_is_the_run_that_had_its_schedule_from_the_beginning(farm: Farm, tmp_path: Path) -> None:
+    """To the bit, from a checkpoint that is not the newest, and beside others that branch from the same trunk."""
+
+    def of(steps: int, stable: int, **checkpoint: Any) -> dict[str, Any]:
+        settings = config(tmp_path / "trunk", "fp32", every=2)
+        settings["optimizer"] |= {"warmup_steps": 1, "stable_steps": stable, "decay_steps": steps, "decay_style": "linear", "min_lr": 0.0}
+        settings["optimizer"] |= {"average_from": None}
+        settings["run"] |= {"steps": steps, "checkpoint": settings["run"]["checkpoint"] | {"keep": 3} | checkpoint}
+        return settings
+
+    train(farm, of(6, 5)).checked()
+    for start, steps in ((2, 4), (4, 7)):
+        branch = train(farm, of(steps, start - 1, every=0, at=start)).checked().result["losses"]
+        whole = train(farm, of(steps, start - 1, dir=None, every=0)).checked().result["losses"]
+        assert len(branch) == steps - start and branch == whole[start:]
+    assert {found.step for found in Folder(tmp_path / "trunk", "", 0, "").found()} == {2, 4, 6}
+    missing = train(farm, of(7, 4, every=0, at=5))
+    assert missing.codes == {0: 2} and "has no checkpoint after 5 steps, but 2, 4, 6; give one" in missing.failure(0)["message"]
+
+
 def test_another_seed_is_refused_unless_new_data_is_meant(farm: Farm, straight: Straight, tmp_path: Path) -> None:
     settings = config(copied(straight(data=2)[0], tmp_path / "c"), data=2)
     settings["run"] |= {"seed": 5, "steps": 12}

@@ -34,6 +34,7 @@ from trainer.shared.run.limits.own import (
 from trainer.shared.run.limits.training import (
     check_average,
     check_batch,
+    check_checkpoints,
     check_moments,
     check_optimizer,
     check_packing,
@@ -87,6 +88,7 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     check_offloading(config)
     check_tracking_uri(config.tracking.uri)
     check_validation(config)
+    check_checkpoints(config)
     check_optimizer(config.optimizer)
     check_transferred(config)
     check_average(config)

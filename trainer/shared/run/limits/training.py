@@ -125,6 +125,24 @@ def check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
             raise ConfigError(f"optimizer.groups.{f.name}.lr={own:g} has the schedule of optimizer.lr=0, which has none; set optimizer.lr")
 
 
+def check_checkpoints(config: TrainConfig) -> None:
+    """Checks that a run which continues one checkpoint of several has them, and does not save among them."""
+    settings = config.run.checkpoint
+    if settings.at is None:
+        return
+    if config.run.task != "train":
+        raise ConfigError(f"run.checkpoint.at={settings.at} is for training; name the folder of that checkpoint instead")
+    if settings.dir is None or not settings.resume:
+        raise ConfigError(f"run.checkpoint.at={settings.at} names a checkpoint of run.checkpoint.dir; give that, and resume=true")
+    if settings.every:
+        raise ConfigError(
+            f"run.checkpoint.at={settings.at} continues from there in every attempt, and run.checkpoint.every={settings.every} would save "
+            "what none continues; leave one of them out"
+        )
+    if settings.at >= config.run.steps:
+        raise ConfigError(f"run.checkpoint.at={settings.at} leaves no step of run.steps={config.run.steps}; raise run.steps")
+
+
 def check_average(config: ResolvedTrainConfig) -> None:
     """Checks that an average of weights begins before the run ends, or in a run that continues it."""
     start, run = config.optimizer.average_from, config.run
