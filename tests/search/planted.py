@@ -86,7 +86,7 @@ class PlantedBackend(Backend):
         self._change(handle, step=step)
         with (directory / "metrics.jsonl").open("a") as stream:
             line = {"attempt": job["attempt"], "step": step, "step_time_s": seconds * (1 + self.scatter * (step % 3))}
-            if self.loss is not None and step % config.run.eval_every == 0:
+            if self.loss is not None and config.run.eval_every and step % config.run.eval_every == 0:
                 line["validation_loss"] = self.loss(config, step)
             stream.write(json.dumps(line) + "\n")
         if step < config.run.steps:
