@@ -161,6 +161,7 @@ def _state(
     pool, queue = Pool(device), CollectiveQueue()
     one_moment = config.optimizer.one_moment
     dense = BucketSettings(Factors.of(config.layout), groups.shared_at, groups.levels, precision, pool, queue, trains, one_moment, host)
+    dense = replace(dense, averages=trains and config.optimizer.average_from is not None)
     settings = {"data": dense}
     if groups.expert_levels:
         factors = Factors.of_experts(config.layout)

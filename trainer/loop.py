@@ -308,7 +308,24 @@ class TrainingRun:
         sums = self.held_out.first(run.eval_batches)
         if self.leads:
             print(f"step {steps}/{run.steps}  validation loss {sums.loss:.4f}", flush=True)
-        return {"validation_loss": sums.loss, "validation_bits_per_byte": sums.bits_per_byte}
+        return {"validation_loss": sums.loss, "validation_bits_per_byte": sums.bits_per_byte} | self._validated_average(steps)
+
+    def _validated_average(self, steps: int) -> dict[str, float | None]:
+        """The loss of the averaged weights, at the end of a run that has some."""
+        average, run, state = self.engine.average, self.config.run, self.rank.state
+        if self.held_out is None or not average.count or steps != run.steps:
+            return {}
+
+        def publish() -> None:
+            state.publish_updates()
+            state.settle()
+
+        state.settle()  # a host may still be updating
+        with average.in_place(publish):
+            loss = self.held_out.first(run.eval_batches).loss
+        if self.leads:
+            print(f"validation loss {loss:.4f} with the mean of the weights of {average.count} steps", flush=True)
+        return {"average_validation_loss": loss, "averaged_steps": average.count}
 
     def _write_result(self, status: Status) -> None:
         """``result.json``, from what all ranks measured."""

@@ -20,6 +20,7 @@ from trainer.pipeline.nonfinite import find
 from trainer.shared.run.phases import Phase, phases_of
 from trainer.shared.run.resolved import ResolvedTrainConfig
 from trainer.shared.run.transfer import transferred
+from trainer.state.average import TailAverage
 from trainer.state.loss_scale import LossScale
 from trainer.state.muon import make_optimizer
 from trainer.state.optimizer import learning_rate, squared_norm, sum_partial
@@ -66,6 +67,9 @@ class Engine:
         self.tasks = [[shard for shard in self.trained if task_of(shard.record.name) == task] for task in range(config.tune.tasks)]
         products = self.rank.precision.products
         self.optimizer = make_optimizer(transferred(config), self.tasks, world.device, self.rank.groups.sharers, products)
+        self.saved += self.optimizer.shards
+        self.rank.state.beside = sum(shard.weight.nbytes for shard in self.optimizer.shards)
+        self.average = TailAverage(config.optimizer.average_from, self.trained)
         self.scale = LossScale.of(config.run.precision)
         self.reads_late = self.rank.clock.on_device and not self.scale.dynamic and config.run.on_nonfinite == "stop"
         self.halted = torch.zeros((), device=world.device)  # 1 after a step that was not finite, where that ends the run
@@ -95,7 +99,7 @@ class Engine:
         with recorder.span("communication"):
             state.finish()
         with recorder.span("optimizer"):
-            lr, sums = self._update(batch, losses, stop)
+            lr, sums = self._update(batch, losses, stop, step)
         self.samples += self.phase.stride
         self.updates += 1
         return QueuedStep(batch, self.phase, self.batches.tokens, lr, sums, recorder.clock.marking, start, recorder.clock.stamp())
@@ -131,7 +135,7 @@ class Engine:
             self.rank.balance.begin(batch.weight)
         return self.rank.pipeline.step(batch)
 
-    def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool) -> tuple[float, Tensor]:
+    def _update(self, batch: TokenBatch, losses: list[Tensor], stop: bool, step: int) -> tuple[float, Tensor]:
         """Clip by the global norm, each task by its own, and update: the rate, and loss, stops, targets and squared norms, which a single
         all-reduce combines."""
         lr = learning_rate(self.config.optimizer, self.updates, self.phases.consumed) * self.phase.lr
@@ -157,6 +161,7 @@ class Engine:
             self.halted = skip
         factors = (clip / (norms + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norms)
         self.optimizer.step(lr, factors * mean / scale, skip)
+        self.average.add(step + 1)
         self.rank.state.publish_updates()
         if balance is not None:
             own = torch.cat((own, balance.end(load, skip).view(1)))
@@ -189,12 +194,14 @@ class Engine:
     def extra(self) -> dict[str, float]:
         """State that a checkpoint holds in addition to the owned state."""
         scale = {"loss_scale": self.scale.value, "good_steps": self.scale.good_steps}
-        return {"samples": self.samples, "updates": self.updates, **scale}
+        averaged = {"averaged": self.average.count} if self.average.count else {}
+        return {"samples": self.samples, "updates": self.updates, **scale, **averaged}
 
     def resume(self, extra: dict[str, float]) -> None:
         """Continue from a checkpoint that was read into ``trained``. ``extra`` of an imported model has no loss scale."""
         self.samples, self.updates = int(extra["samples"]), int(extra["updates"])
         self.optimizer.begin(self.updates)
+        self.average.count = int(extra.get("averaged", 0))
         if self.scale.dynamic and "loss_scale" in extra:
             self.scale.value, self.scale.good_steps = extra["loss_scale"], int(extra["good_steps"])
         self.rank.state.publish_updates()

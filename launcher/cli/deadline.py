@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import recipes
 from launcher.cli.console import Column, fitted_table, wide_console
-from launcher.cli.sized_run import WRITTEN, best_layout, cluster_of, configuration, how_to_use, model_of, planned_seconds, price_of, started
+from launcher.cli.sized_run import (
+    WRITTEN,
+    best_layout,
+    cluster_of,
+    configuration,
+    document_of_base,
+    how_to_use,
+    model_of,
+    planned_seconds,
+    price_of,
+    started,
+    told_of_base,
+)
 from launcher.labels import amount, money
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import to_dict
@@ -45,9 +57,11 @@ def backwards(arguments: argparse.Namespace) -> int:
         print(f"written: {arguments.out}; {how_to_use(Path(arguments.out))}", file=sys.stderr)
     if arguments.json:
         about = {"model": to_dict(model), "parameters": count(model), "tokens": tokens, "deadline_days": arguments.days}
-        print(json.dumps(about | {"choices": entries, "config": ready}, indent=2, allow_nan=False))
+        print(json.dumps(about | {"choices": entries, "base": document_of_base(start), "config": ready}, indent=2, allow_nan=False))
         return 0
     show(entries, count(model), tokens, arguments.days)
+    if base := told_of_base(start):
+        print(base)
     if arguments.out is None:
         print(recipes.as_yaml(ready))
     return 0

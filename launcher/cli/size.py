@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -20,18 +21,21 @@ from launcher.cli.sized_run import (
     asked_model,
     cluster_of,
     configuration,
+    document_of_base,
     how_to_use,
     model_of,
     model_words,
     named,
     planned_seconds,
     price_of,
+    told_of_base,
+    transferred,
 )
 from launcher.labels import amount, money, plural
 from launcher.named_files import check_own
 from trainer.shared.run.errors import ConfigError, listed
 from trainer.shared.run.read import from_dict, to_dict
-from trainer.shared.run.schema import RECOMPUTE, ModelConfig
+from trainer.shared.run.schema import RECOMPUTE, TRANSFERS, ModelConfig
 
 if TYPE_CHECKING:
     from launcher.config import Config
@@ -53,7 +57,7 @@ The speed is the cost model's, of the best layout on the named hardware, or what
 
 examples:
   trireme size --gpus 1024 --days 24 --tokens 300e9 hardware=a100_80
-  trireme size --gpus 64 --days 10 --compute-optimal --family llama hardware=h100
+  trireme size --gpus 64 --days 10 --compute-optimal hardware=h100
   trireme size --gpus 1024 --days 34 --tokens 300e9 --tflops 140 --recompute full
   trireme size --parameters 20e9 --tokens 300e9 --days 30 hardware=h100
 """
@@ -92,12 +96,13 @@ def parser() -> VerbParser:
     made.add_argument("--days", type=float, help="days of training")
     made.add_argument("--tokens", type=float, help="tokens to train on, such as 300e9")
     made.add_argument("--compute-optimal", action="store_true", help="choose the tokens too: 20 per parameter (Chinchilla)")
-    made.add_argument("--parameters", type=float, help="a model of this size, such as 20e9, instead of the largest")
+    made.add_argument("--parameters", type=float, metavar="N", help="a model of this size, such as 20e9, instead of the largest")
     made.add_argument("--family", default=ModelConfig.family, choices=SIZED, help="architecture (default: %(default)s)")
     made.add_argument("--vocab", type=int, help="vocabulary (default: the family's)")
     made.add_argument("--seq", type=int, help="sequence length (default: the family's, 2048 or 512)")
     made.add_argument("--tflops", type=float, help="TFLOP/s that a GPU executes, instead of the cost model's prediction")
     made.add_argument("--recompute", choices=RECOMPUTE, help="recomputation that --tflops counts (default: none)")
+    made.add_argument("--transfer", choices=TRANSFERS[1:], help="name a small base, and its hyper-parameters")
     made.add_argument("--json", action="store_true", help="one JSON document on standard output")
     made.add_argument(
         "--out", action=NamedOption, metavar="FILE", help="write the configuration as a recipe; recipe=NAME finds runs/recipe/NAME.yaml"
@@ -178,7 +183,8 @@ def choose(arguments: argparse.Namespace, budget: Budget | None, seconds: Second
         return ModelSizeOption("asked", model, tokens, days), []
     assert budget is not None and seconds is not None, "checked: GPUs and days are given"
     choice = largest(arguments.family, budget, arguments.tokens, seconds, arguments.vocab, arguments.seq)
-    return choice, alternatives(choice, budget, seconds)
+    others = alternatives(choice, budget, seconds)
+    return dataclasses.replace(choice, model=transferred(choice.model, arguments)), others
 
 
 def cost_of(choice: ModelSizeOption, arguments: argparse.Namespace) -> dict[str, float | None]:
@@ -216,6 +222,8 @@ def show(
     console.print(fitted_table(columns, console.width, [""] * len(all_of_them)))
     if choice.limit == MEMORY:
         console.print(f"memory, not days, limits the size: a larger {choice.model.family} fits in no layout; more --gpus would hold it")
+    if base := told_of_base(start):
+        console.print(base)
     console.print("loss by Chinchilla's fit, good for comparing rows only; compute-optimal: 20 tokens per parameter", style="dim")
     if arguments.out is None:
         print(recipes.as_yaml(ready))
@@ -236,5 +244,6 @@ def document(
         "alternatives": [entry(c) for c in others],
         "optimizer": to_dict(start.optimizer),
         "run": to_dict(start.run),
+        "base": document_of_base(start),
         "config": ready,
     }

@@ -102,17 +102,52 @@ def model_of(arguments: argparse.Namespace) -> ModelConfig:
     from trainer.shared.run.derived import resolve_model
 
     if not (words := model_words(arguments)):
-        return shape_for(arguments.family, arguments.parameters, arguments.vocab, arguments.seq)
+        return transferred(shape_for(arguments.family, arguments.parameters, arguments.vocab, arguments.seq), arguments)
     for name in ("vocab", "seq"):
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--{name} is for a model that is chosen; with {words[0]} say model.{name}={getattr(arguments, name)}")
-    model = resolve_model(compose(words, arguments.config_dir).model)
+    asked = compose(words, arguments.config_dir).model
+    if arguments.transfer and asked.transfer.kind != "none":
+        raise ConfigError(f"--transfer={arguments.transfer} chooses a base, and model.transfer names one; give one of them")
+    model = resolve_model(transferred(asked, arguments))
     if FAMILIES[model.family].published is None:
         raise ConfigError(
             f"{words[0]}: hyper-parameters of published runs are known for {listed(SIZED)}, not for model.family={model.family}; "
             "use --parameters with one of these, or 'trireme plan', which says how long a run of its own settings takes"
         )
     return model
+
+
+def transferred(model: ModelConfig, arguments: argparse.Namespace) -> ModelConfig:
+    """Returns ``model`` with a base for --transfer."""
+    from launcher.planning.transfer import with_base
+
+    return with_base(model, arguments.transfer) if arguments.transfer else model
+
+
+def told_of_base(start: Baseline) -> str:
+    """Returns a sentence on the base of a transfer; empty without one."""
+    from launcher.planning.shapes import count
+    from launcher.planning.transfer import base_of, words_of
+
+    transfer, base = start.model.transfer, base_of(start.model)
+    if transfer.kind == "none":
+        return ""
+    words = " ".join(words_of(base, start.model))
+    lr = f"optimizer.lr={start.optimizer.lr:g} is of published runs of its size"
+    size = f"width {base.hidden}, {base.layers} layers, {count(base):.3g} parameters"
+    return f"base of {transfer.kind}: {size}; {lr}: tune it there, with the keys of this run and {words or 'no others'}"
+
+
+def document_of_base(start: Baseline) -> dict[str, Any] | None:
+    """Returns the base of a transfer, the overrides that make it, and its learning rate; None without one."""
+    from launcher.planning.shapes import count
+    from launcher.planning.transfer import base_of, words_of
+
+    if start.model.transfer.kind == "none":
+        return None
+    base = base_of(start.model)
+    return {"parameters": count(base), "lr": start.optimizer.lr, "overrides": words_of(base, start.model)}
 
 
 def named(arguments: argparse.Namespace) -> str:

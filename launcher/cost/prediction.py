@@ -172,6 +172,8 @@ def as_run(trainer: TrainerProfile, run: RunConfig, device: Device, optimizer: O
         trainer.numbers,
         optimizer_bytes=trainer.numbers.optimizer_bytes - (4 if run.moments == "bf16" else 0),
         orthogonal_steps=trainer.numbers.orthogonal_steps if muon is None else muon.muon.steps,
+        orthogonal_rows=trainer.numbers.orthogonal_rows if muon is None else muon.muon.row_beta > 0,
+        averages_weights=optimizer is not None and optimizer.average_from is not None,
     )
     overlap = replace(trainer.overlap, tensor="all" if run.async_tensor else trainer.overlap.tensor, context=run.context_exchange)
     return replace(trainer, numbers=numbers, kernels=kernels, memory=memory, overlap=overlap)

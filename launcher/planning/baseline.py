@@ -4,6 +4,7 @@ Rules: the peak learning rate and the batch (in tokens) are interpolated linearl
 outside of them; the batch is rounded to a power of two of sequences, times the factor that lets the cluster's size divide it.
 Final learning rate a tenth of the peak, held for the last 0.166 of a GPT run's steps as the NeMo tool does; init std
 0.64 / sqrt(hidden); warm-up 0.15 % of the steps (GPT), 2,000 steps of 4 M tokens (LLaMA), 375 M tokens (BLOOM).
+With ``model.transfer`` rate and init std are those of the base.
 AdamW betas 0.9 and 0.95, weight decay 0.1, clip 1, dropout by family, bf16.
 """
 
@@ -14,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from launcher.planning.shapes import count, family_defaults, interpolate, log_interpolate
+from launcher.planning.transfer import base_of
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.optimizer import OptimizerConfig
@@ -38,13 +40,12 @@ def baseline(model: ModelConfig, tokens: float, gpus: int = 1) -> Baseline:
     batch_tokens = log_interpolate(list(defaults.batch_tokens), parameters)
     batch = round_batch(batch_tokens / model.seq, gpus)
     steps = max(1, round(tokens / (batch * model.seq)))
-    lr = _two_digits(interpolate(model.family, parameters, lambda reference: reference.lr))
+    base = base_of(model)  # the batch is not transferred
+    lr = _two_digits(interpolate(model.family, count(base), lambda reference: reference.lr))
     warmup = 0.0015 * steps if defaults.warmup_tokens is None else defaults.warmup_tokens / (batch * model.seq)
     decay = steps - round(defaults.constant_end * steps)
     return Baseline(
-        dataclasses.replace(
-            model, dropout=defaults.dropout, init_std=round(FAMILIES[model.family].init_scale / math.sqrt(model.hidden), 6)
-        ),
+        dataclasses.replace(model, dropout=defaults.dropout, init_std=round(FAMILIES[model.family].init_scale / math.sqrt(base.hidden), 6)),
         OptimizerConfig(
             lr=lr,
             min_lr=_two_digits(lr / 10),

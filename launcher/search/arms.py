@@ -9,6 +9,9 @@ An arm is trained once per seed; runs of one seed begin with the same weights an
   Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946).
 - **A run that misses the loss** counts with all its steps: the least that it would have needed. So its arm can be told to be slower,
   and never to be faster.
+- **Branches** (``launcher.search.branches``) end at some lengths each, with a loss that is compared with the target alone; between two
+  lengths it is interpolated. An arm whose shortest branch has the loss counts with its steps, the most that it needs, and is never told to
+  be slower.
 - **Confidence.** The probability that a winner is named that is not the fastest is at most 1 - ``confidence``: Bonferroni's bound over both
   sides of each pair with one arm, and over the earlier looks at which arms are dropped, which have ``EARLY`` of it. Loss curves may cross
   late, so an arm is dropped only by runs that have ended.
@@ -38,10 +41,10 @@ Curve = Sequence[tuple[int, float]]
 """Steps and validation losses, in order of the steps."""
 
 
-def crossing(curve: Curve, target: float) -> float | None:
+def crossing(curve: Curve, target: float, consecutive: int = CONSECUTIVE) -> float | None:
     """Returns the steps after which the loss was ``target``; None if it was not reached."""
     below = [loss <= target for _, loss in curve]
-    first = next((i for i in range(len(curve) - CONSECUTIVE + 1) if all(below[i : i + CONSECUTIVE])), None)
+    first = next((i for i in range(len(curve) - consecutive + 1) if all(below[i : i + consecutive])), None)
     if first is None:
         return None
     step, loss = curve[first]
@@ -52,11 +55,12 @@ def crossing(curve: Curve, target: float) -> float | None:
 @dataclass(frozen=True)
 class Reach:
     """The steps after which one run had the loss; of a run that ``missed`` it, all steps that it made. ``step_s``: its measured step time,
-    where that counts."""
+    where that counts. ``most``: it may have needed fewer, for its shortest branch had the loss."""
 
     steps: float
     missed: bool = False
     step_s: float = 1.0
+    most: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,8 @@ class Evidence:
     def slower(self, one: int, other: int, level: float, upto: int | None = None) -> bool:
         """Returns whether arm ``one`` surely takes longer than ``other``."""
         lead = self.lead(one, other, upto)
-        return lead is not None and not self.misses(other, upto) and lead.bounds(level)[0] > 0
+        bounded = any(reach.most for reach in self.reaches(one, upto))
+        return lead is not None and not bounded and not self.misses(other, upto) and lead.bounds(level)[0] > 0
 
     @cached_property
     def dropped(self) -> dict[int, int]:

@@ -22,6 +22,7 @@ from launcher.labels import percent, plural
 from launcher.planning.layout_names import overrides_of
 from launcher.planning.plan import Plan
 from launcher.search.arms import Curve, Evidence, Reach, StepTimes, crossing
+from launcher.search.branches import Trunk
 from launcher.search.policy import SearchTrial, Stop, TrialObservation, at_most, limit_reached
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
@@ -58,6 +59,12 @@ class Arm:
     config: Config
     asked: Config
     fastest: FastestLayout | None = None
+    trunk: Trunk | None = None  # of which its runs are branches; None: each run is whole
+
+    @property
+    def pieces(self) -> range:
+        """Returns the numbers of the trainings of a seed."""
+        return range(1) if self.trunk is None else self.trunk.pieces
 
     @property
     def tokens(self) -> int:
@@ -100,10 +107,18 @@ class LossProblem:
         mean_square = math.exp(2 * widths.scale**2)  # of the log-normal size of what no part explains
         return StepTimes(np.log(seconds), between(widths, traits, traits, same).at(mean_square))
 
+    def arm_of(self, trial: SearchTrial) -> Arm:
+        return self.arms[trial.index % len(self.arms)]
+
+    def piece_of(self, trial: SearchTrial) -> int:
+        """Returns which training of its arm and seed a trial is: candidates are those of all arms, then the branches of all arms."""
+        return trial.index // len(self.arms)
+
     def trial_config(self, trial: SearchTrial) -> Config:
-        """The run of one arm with one seed."""
-        config = self.arms[trial.index].config
-        return dataclasses.replace(config, run=dataclasses.replace(config.run, seed=config.run.seed + trial.repeats))
+        """The run of one arm with one seed, or a piece of it."""
+        arm = self.arm_of(trial)
+        config = dataclasses.replace(arm.config, run=dataclasses.replace(arm.config.run, seed=arm.config.run.seed + trial.repeats))
+        return config if arm.trunk is None else arm.trunk.of(config, self.piece_of(trial))
 
     def predicted(self, trial: SearchTrial) -> None:
         """Has no prediction of a trial: where its time counts, it is measured or predicted for another layout."""
@@ -113,10 +128,11 @@ class LossProblem:
 
     def words(self, trial: SearchTrial) -> list[str]:
         """The overrides that make the trial, for the record."""
-        arm, run = self.arms[trial.index], self.trial_config(trial).run
+        arm, config = self.arm_of(trial), self.trial_config(trial)
+        run = config.run
         words = [word for word in arm.words if not word.startswith("layout.")] + overrides_of(arm.config.layout)
         batches = [] if run.eval_batches == self.config.run.eval_batches else [f"run.eval_batches={run.eval_batches}"]
-        return [*words, *batches, f"run.seed={run.seed}"]
+        return [*words, *batches, f"run.seed={run.seed}", *([] if arm.trunk is None else arm.trunk.words(config))]
 
 
 @dataclass
@@ -126,6 +142,7 @@ class LossPolicy:
     problem: LossProblem
     runs: list[dict[int, Reach | None]] = field(init=False)  # of each arm, by number of the seed
     curves: list[dict[int, Curve]] = field(init=False)
+    told: dict[tuple[int, int, int], TrialObservation] = field(default_factory=dict)  # by arm, seed and piece
     trials: int = 0
     gpu_hours: float = 0.0
     hours: float = 0.0
@@ -142,19 +159,47 @@ class LossPolicy:
             return Stop(sure if evidence.winner is not None else f"each arm that is left has {plural(settings.seeds, 'seed')}")
         if limit := limit_reached(settings, self.trials, self.gpu_hours, self.hours):
             return Stop(limit)
-        left = [(seed, arm) for arm in evidence.open for seed in range(settings.seeds) if seed not in self.runs[arm]]
-        return [SearchTrial(arm, True, None, seed) for seed, arm in sorted(left)[: at_most(settings, self.trials, count)]]
+        left = sorted((seed, arm) for arm in evidence.open for seed in range(settings.seeds) if seed not in self.runs[arm])
+        wanted = [(seed, arm, piece) for seed, arm in left for piece in self._next(arm, seed)]
+        arms = len(self.problem.arms)
+        return [SearchTrial(arm + arms * piece, True, None, seed) for seed, arm, piece in wanted[: at_most(settings, self.trials, count)]]
+
+    def _next(self, arm: int, seed: int) -> list[int]:
+        """Returns the pieces of a run that can be trained now: branches begin where the trunk has been."""
+        pieces = self.problem.arms[arm].pieces
+        return [0] if (arm, seed, 0) not in self.told else [piece for piece in pieces if (arm, seed, piece) not in self.told]
 
     def tell(self, trial: SearchTrial, measured: TrialObservation) -> None:
         """Records a run: when it reached the loss, or that it did not. A run whose numbers broke never reaches it; one that failed
         otherwise says nothing."""
         self.trials, self.gpu_hours, self.hours = self.trials + 1, self.gpu_hours + measured.gpu_hours, self.hours + measured.hours
-        arm, steps = trial.index, crossing(measured.losses, self.problem.target_loss)
+        arm, seed, piece = trial.index % len(self.runs), trial.repeats, self.problem.piece_of(trial)
+        self.told[arm, seed, piece] = measured
+        if self.problem.arms[arm].trunk is not None:
+            self._tell_branches(arm, seed)
+            return
+        self._tell(arm, seed, measured, measured.losses, crossing(measured.losses, self.problem.target_loss))
+
+    def _tell_branches(self, arm: int, seed: int) -> None:
+        """Records a run whose trunk broke, or whose pieces are all there: each branch has the loss of its end."""
+        trunk, *rest = self.problem.arms[arm].pieces
+        measured = self.told[arm, seed, trunk]
+        if measured.ran and self._next(arm, seed):
+            return
+        ends = [self.told.get((arm, seed, piece), measured) for piece in rest]
+        curve = [one.losses[-1] for one in ends if one.ran and one.losses]
+        steps = crossing(curve, self.problem.target_loss, consecutive=1)
+        broken = next((one for one in ends if not one.ran), measured) if steps is None else measured
+        self._tell(arm, seed, broken, curve, steps)
+        if steps is not None and curve[0][1] <= self.problem.target_loss and (reach := self.runs[arm][seed]) is not None:
+            self.runs[arm][seed] = dataclasses.replace(reach, most=True)
+
+    def _tell(self, arm: int, seed: int, measured: TrialObservation, curve: Curve, steps: float | None) -> None:
         ended = measured.ran or measured.reason is Reason.NUMERICS
         step_s = 1.0 if self.problem.predicts else measured.seconds
         missed = Reach(self.problem.arms[arm].config.run.steps, True, step_s) if ended else None
-        self.runs[arm][trial.repeats] = missed if steps is None else Reach(steps, False, step_s)
-        self.curves[arm][trial.repeats] = measured.losses
+        self.runs[arm][seed] = missed if steps is None else Reach(steps, False, step_s)
+        self.curves[arm][seed] = curve
 
     @property
     def evidence(self) -> Evidence:

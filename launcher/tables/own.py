@@ -84,8 +84,12 @@ def _changes(config: TrainConfig, cluster: ClusterConfig) -> str:
         changes.append(f"memory.bucket_bytes={written(ran.memory.bucket_bytes)}")
         if config.run.moments == "bf16":
             changes.append(f"numbers.optimizer_bytes={written(ran.numbers.optimizer_bytes)}")
+        if ran.numbers.averages_weights:
+            changes.append("numbers.averages_weights=true")
         if ran.numbers.orthogonal_steps:
             changes.append(f"numbers.orthogonal_steps={ran.numbers.orthogonal_steps}")
+        if ran.numbers.orthogonal_rows:
+            changes.append("numbers.orthogonal_rows=true")
         if config.run.async_tensor:
             changes.append(f"overlap.tensor={ran.overlap.tensor}")
     return " ".join(changes) or "none"

@@ -41,6 +41,8 @@ NEWER_THAN_STAGES: list[tuple[str, str, Any]] = [
     ("optimizer", "groups", to_dict(GroupsConfig())), ("optimizer", "kind", "adamw"), ("optimizer", "muon", to_dict(MuonConfig())),
     ("layout", "slices", 1), ("layout", "slice_lengths", None), ("layout.sharding", "offload", 0.0), ("run", "offload_path", None),
     ("layout", "expert_tensor", 1), ("run", "phases", []), ("optimizer", "cautious", False),
+    ("optimizer", "average_from", None), ("optimizer.muon", "row_beta", 0.0),
+    ("run.checkpoint", "at", None),
 ]  # fmt: skip
 """Keys that came after stages had ids, with the value under which all is as before: stages of versions without them keep their id."""
 _NEWER = [
@@ -71,7 +73,7 @@ def trial_id(config: Config) -> str:
 def leave_out(content: dict[str, Any], newer: Iterable[tuple[str, str, Any]]) -> None:
     """Removes the ``newer`` keys of sections, or of parts of sections, that are as usual."""
     for section, name, usual in newer:
-        holds = reduce(lambda part, key: part[key], section.split("."), content)
+        holds: dict[str, Any] = reduce(lambda part, key: part.get(key, {}), section.split("."), content)
         if holds.get(name, ...) == usual:
             del holds[name]
 

@@ -41,7 +41,8 @@ def config(
         "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 101, "seq": 16} | (model or {}),
         "layout": {"micro_batch": 4 // layout.get("data", 1), "sharding": sharding} | layout,  # two of them on any rank
         "data": {"kind": "synthetic"},
-        "optimizer": {"kind": kind, "lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS},
+        "optimizer": {"kind": kind, "lr": 0.01, "warmup_steps": 3, "decay_steps": STEPS, "average_from": 3}
+        | ({"muon": {"row_beta": 0.9}} if kind == "muon" else {}),
         "run": {
             "steps": STEPS,
             "precision": precision,
@@ -350,6 +351,26 @@ def test_another_global_batch_goes_on_with_the_sample_after_the_last_one(farm: F
         assert f"note: run.global_batch was 8 and is {batch} now; the data continues with sample 24" in run.logs
         seen.append(run.result["losses"])
     assert seen[0] == pytest.approx([(a + b) / 2 for a, b in zip(seen[1][::2], seen[1][1::2])], rel=1e-10)
+
+
+def test_a_decay_that_branches_from_a_stable_trunk_is_the_run_that_had_its_schedule_from_the_beginning(farm: Farm, tmp_path: Path) -> None:
+    """To the bit, from a checkpoint that is not the newest, and beside others that branch from the same trunk."""
+
+    def of(steps: int, stable: int, **checkpoint: Any) -> dict[str, Any]:
+        settings = config(tmp_path / "trunk", "fp32", every=2)
+        settings["optimizer"] |= {"warmup_steps": 1, "stable_steps": stable, "decay_steps": steps, "decay_style": "linear", "min_lr": 0.0}
+        settings["optimizer"] |= {"average_from": None}
+        settings["run"] |= {"steps": steps, "checkpoint": settings["run"]["checkpoint"] | {"keep": 3} | checkpoint}
+        return settings
+
+    train(farm, of(6, 5)).checked()
+    for start, steps in ((2, 4), (4, 7)):
+        branch = train(farm, of(steps, start - 1, every=0, at=start)).checked().result["losses"]
+        whole = train(farm, of(steps, start - 1, dir=None, every=0)).checked().result["losses"]
+        assert len(branch) == steps - start and branch == whole[start:]
+    assert {found.step for found in Folder(tmp_path / "trunk", "", 0, "").found()} == {2, 4, 6}
+    missing = train(farm, of(7, 4, every=0, at=5))
+    assert missing.codes == {0: 2} and "has no checkpoint after 5 steps, but 2, 4, 6; give one" in missing.failure(0)["message"]
 
 
 def test_another_seed_is_refused_unless_new_data_is_meant(farm: Farm, straight: Straight, tmp_path: Path) -> None:

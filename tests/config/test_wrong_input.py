@@ -108,6 +108,12 @@ CASES = [
         ["run.eval_every=5"],
         "run.eval_every=5 has no text to validate on: data.kind=synthetic, data.held_out=0; set data.held_out, such as 0.02",
     ),
+    (["run.checkpoint.at=5"], "run.checkpoint.at=5 names a checkpoint of run.checkpoint.dir; give that, and resume=true"),
+    (
+        ["run.checkpoint.at=5", "run.checkpoint.dir=x", "run.checkpoint.every=5"],
+        "run.checkpoint.at=5 continues from there in every attempt, and run.checkpoint.every=5 would save what none continues",
+    ),
+    (["run.checkpoint.at=5", "run.checkpoint.dir=x", "run.steps=5"], "run.checkpoint.at=5 leaves no step of run.steps=5; raise run.steps"),
     (["tracking.uri='http://me:secret@host:5000'"], "tracking.uri contains a user name or password"),
     (["layout.tensor='"], 'cannot read "layout.tensor=\'" as KEY=VALUE'),
     (["run.seed=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),

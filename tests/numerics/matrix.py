@@ -414,6 +414,7 @@ def _with_muon(dice: random.Random, case: Case) -> Case:
         "steps": dice.choice([3, 5]),
     }
     groups = dice.choice([{}, {"matrices": {"lr": 0.05, "weight_decay": 0.3}}])
+    muon["row_beta"] = dice.choice([0.0, 0.9])
     return replace(case, model=model, optimizer={"kind": "muon", "muon": muon, "groups": groups}, precision="fp64")
 
 

@@ -224,7 +224,7 @@ def test_designed_layouts_cut_matrices_in_every_way(pytestconfig: pytest.Config)
     assert {(pipeline, replicas) for *_, pipeline, replicas in reached["muon over"]} == {*itertools.product((False, True), repeat=2)}
     assert {tensor for experts, _, tensor, _ in reached["muon with experts"] if experts} == {False, True}
     assert {states for context, states, _ in reached["muon with context"] if context} == {False, True}
-    for name, values in {"nesterov": 2, "cautious": 2, "scale": 3}.items():
+    for name, values in {"nesterov": 2, "cautious": 2, "scale": 3, "row_beta": 2}.items():
         assert len(reached[f"muon.{name}"]) == values
 
 

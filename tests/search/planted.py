@@ -89,7 +89,7 @@ class PlantedBackend(Backend):
         with (directory / "metrics.jsonl").open("a") as stream:
             for number in range(first, step + 1):
                 line = {"attempt": job["attempt"], "step": number, "step_time_s": seconds * (1 + self.scatter * (number % 3))}
-                if self.loss is not None and number % config.run.eval_every == 0:
+                if self.loss is not None and config.run.eval_every and number % config.run.eval_every == 0:
                     line["validation_loss"] = self.loss(config, number)
                 stream.write(json.dumps(line) + "\n")
         if step < config.run.steps:

@@ -100,6 +100,41 @@ def test_the_arm_that_needs_fewer_steps_wins_and_becomes_a_recipe(
     assert "| fast | " in arms.markdown(sweep.front)
 
 
+BRANCHES = ["search.branches=3", "search.decay=0.2", "run.eval_every=0"]
+
+
+def test_decays_of_several_lengths_branch_from_one_trunk_of_each_arm_and_seed(searched: Callable[..., Any]) -> None:
+    """Trunks go first, and are the only ones that save; each branch continues its own one."""
+    words = [*BRANCHES, "search.seeds=2", "search.target_loss=2.9", "sweep.name=demo", "search.recipe=soonest"]
+    code, found, place = searched(*words)
+    assert len(place.submitted) == 2 * 2 * 4 == found["trials"]
+    runs = {record.id: record.config for record in Store("runs").sweep("demo").records}
+    first, *rest = place.submitted[:4]
+    trunk = runs[first]
+    assert (trunk["run"]["steps"], trunk["run"]["checkpoint"]["every"], trunk["optimizer"]["stable_steps"]) == (48, 16, 48)
+    for number, branch in enumerate((runs[one] for one in rest), 1):
+        run, saved, optimizer = branch["run"], branch["run"]["checkpoint"], branch["optimizer"]
+        assert (run["steps"], run["eval_every"], saved["at"], saved["every"]) == (20 * number, 20 * number, 16 * number, 0)
+        assert (optimizer["stable_steps"], optimizer["decay_steps"]) == (16 * number, 20 * number)
+        assert saved["dir"] == trunk["run"]["checkpoint"]["dir"] and run["seed"] == trunk["run"]["seed"]
+    assert len({runs[one]["run"]["checkpoint"]["dir"] for one in place.submitted}) == 4
+    fast, slow = found["arms"]
+    assert (code, found["winner"], found["bounded"]) == (0, "fast", [])
+    assert [step for step, _ in fast["curves"]["1234"]] == [20, 40, 60]
+    assert fast["steps"] == pytest.approx(29.6, rel=0.1) and slow["steps"] == pytest.approx(56.4, rel=0.1)
+    assert searched(*words)[2].submitted == []
+    again = resolve(locate_data(compose(["recipe=soonest"])))
+    assert (again.run.steps, again.optimizer.stable_steps, again.optimizer.decay_steps) == (60, 48, 60)
+
+
+def test_an_arm_whose_shortest_branch_has_the_loss_is_never_told_to_be_slower(searched: Callable[..., Any]) -> None:
+    arms = ["search.arms.fast=optimizer.lr=0.002 run.steps=20", "search.arms.slow=optimizer.lr=0.001 run.steps=60"]
+    _, found, _ = searched("search.branches=2", "search.seeds=2", "search.target_loss=3.1", arms=arms)
+    fast, slow = found["arms"]
+    assert (found["bounded"], found["first"], found["rivals"], found["winner"]) == (["slow"], "fast", ["slow"], None)
+    assert fast["steps"] < 0.7 * slow["steps"] and slow["steps"] == pytest.approx(30)
+
+
 def test_arms_that_train_alike_but_for_their_seeds_cannot_be_told(searched: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     close = ["search.arms.one=optimizer.lr=0.002", "search.arms.other=optimizer.lr=0.0020001"]
     code, found, _ = searched("search.seeds=3", arms=close)
@@ -149,6 +184,12 @@ def test_time_is_counted_on_another_cluster_in_its_fastest_layout(searched: Call
     ("words", "said"),
     [
         (["search.target_loss=null"], "goal=loss needs a loss to reach; set search.target_loss"),
+        (["search.branches=7"], "search.arms.fast: search.branches=7 of run.steps=60 with search.decay=0.2 begin after 6.857 steps"),
+        (
+            ["search.branches=4", "optimizer.stable_steps=9"],
+            "search.arms.fast: optimizer has a schedule of its own, and search.branches makes it",
+        ),
+        (["search.branches=4", "optimizer.warmup_steps=13"], "optimizer.warmup_steps=13 are more than the 12 after which the shortest"),
         (["run.eval_every=0"], "goal=loss needs validations; set run.eval_every"),
         (["~search.arms.slow"], "deletes a setting"),
         (["search.arms.third=model.layers=3"], "search.arms.third changes model.layers; it may change keys of optimizer, layout"),

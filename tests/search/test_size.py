@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.cli.main import main as run_program
+from launcher.config import compose
 from launcher.planning.baseline import baseline, round_batch
 from launcher.planning.layout_names import name_of
 from launcher.planning.shapes import FAMILY_DEFAULTS, build_reference, count, log_interpolate, shape_for
@@ -310,3 +311,35 @@ def test_the_answer_backwards_is_the_one_forwards_to_the_gpu_and_the_cent(capsys
     assert cluster["nodes"] * cluster["gpus_per_node"] == cheapest["gpus"]
     recipe = from_dict(LayoutConfig, backwards["config"]["layout"] | {"data": cheapest["layout"]["data"]})
     assert name_of(recipe) == cheapest["layout_name"], "the layout is that of the run which the recipe describes, its dropout included"
+
+
+def test_a_transfer_tells_its_base_whose_rate_and_initial_weights_the_run_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(["size", "--parameters", "1.3e9", "--tokens", "30e9", "--transfer", "completep", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    model, base = from_dict(ModelConfig, found["config"]["model"]), found["base"]
+    assert (model.transfer.hidden, model.transfer.layers, model.hidden) == (256, 2, 2048)
+    small = compose(["model.vocab=51200", "model.seq=2048", *base["overrides"]]).model
+    assert (small.hidden, small.layers, small.heads) == (256, 2, 2) and count(small) == base["parameters"]
+    alone = baseline(small, 30e9)
+    assert found["optimizer"]["lr"] == base["lr"] == alone.optimizer.lr == 6e-4 > baseline(shape_for("gpt", 1.3e9), 30e9).optimizer.lr
+    assert found["choice"]["model"]["transfer"]["kind"] == "completep" and found["run"]["global_batch"] == 512
+    assert baseline(resolve_model(model), 30e9).model.init_std == alone.model.init_std
+    assert run_program(["size", "model=gpt_tiny", "model.transfer.kind=mup", "model.transfer.hidden=64", "--tokens", "30e6"]) == 0
+    assert "base of mup: width 64, 4 layers, 4.7e+05 parameters; optimizer.lr=0.0006" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["model=gpt_tiny", "model.transfer.kind=mup", "model.transfer.hidden=64", "--transfer", "mup"],
+            "--transfer=mup chooses a base, and",
+        ),
+        (["--parameters", "3e9", "--family", "t5", "--transfer", "mup"], "model.transfer.kind=mup has no rule for model.family=t5"),
+        (["model=gpt_tiny", "model.transfer.kind=mup", "model.transfer.hidden=48"], "model.transfer.hidden=48: width 48 would have 4 x 48"),
+    ],
+    ids=["two bases", "encoder", "half a head"],
+)
+def test_a_base_that_cannot_be_is_one_plain_error(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(["size", "--tokens", "30e6", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -72,15 +72,15 @@ def evaluated(farm: Farm, corpus: DataConfig, family: str, checkpoints: Path, st
     return found
 
 
-def by_hand(checkpoints: Path, corpus: DataConfig, sequences: int) -> tuple[float, int]:
-    """Nats of the held-out targets in the network itself, and the bytes that they spell."""
+def by_hand(checkpoints: Path, corpus: DataConfig, sequences: int, state: str = "weight") -> tuple[float, int]:
+    """Nats of the held-out targets in the network itself, with a ``state`` of the checkpoint as its weights, and the bytes that they spell."""
     path = newest_checkpoint(checkpoints)
     assert path is not None
     manifest = read_manifest(FoundCheckpoint(0, 0, path))
     model = resolve_model(from_dict(ModelConfig, manifest["model"] | {"dropout": 0.0}))
     network, reader = Transformer(model).double(), Reader(path, manifest)
     for name, parameter in network.named_parameters():
-        reader.read(whole(name, parameter.shape), {"weight": parameter.detach().view(-1)})
+        reader.read(whole(name, parameter.shape), {state: parameter.detach().view(-1)})
     tokens = np.fromfile(Path(corpus.path) / TOKENS, dtype=np.uint16).astype(np.int64)
     windows = (len(tokens) - 1) // model.seq
     first = windows - math.ceil(windows * HELD_OUT)
@@ -124,6 +124,7 @@ def test_validation_during_training_changes_nothing_and_is_that_of_the_checkpoin
     config["run"] |= {"checkpoint": {"every": 6}}
     plain = farm.train(config, ranks(layout)).checked()
     config["run"] |= {"eval_every": 4, "eval_batches": 2}
+    config["optimizer"]["average_from"] = 3
     validated = farm.train(config, ranks(layout)).checked()
     assert validated.result["losses"] == plain.result["losses"] and validated.result["grad_norms"] == plain.result["grad_norms"]
     lines = [json.loads(line) for line in (validated.directory / "metrics.jsonl").read_text().splitlines()]
@@ -132,6 +133,9 @@ def test_validation_during_training_changes_nothing_and_is_that_of_the_checkpoin
         found = evaluated(farm, corpus, "gpt", finished.directory / "checkpoints", steps=2)
         assert lines[-1]["validation_loss"] == pytest.approx(found["loss"], rel=1e-10)
         assert lines[-1]["validation_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-10)
+    averaged, _ = by_hand(validated.directory / "checkpoints", corpus, 2 * config["run"]["global_batch"], "average")
+    assert lines[-1]["average_validation_loss"] == pytest.approx(averaged, rel=1e-10) != lines[-1]["validation_loss"]
+    assert lines[-1]["averaged_steps"] == 3 and "average_validation_loss" not in lines[3]
 
 
 def test_what_is_held_out_is_not_trained_on(corpus: DataConfig) -> None:

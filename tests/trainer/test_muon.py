@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -48,12 +49,18 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
     return x
 
 
-def muon(weight: Tensor, gradients: list[Tensor], lr: float, wd: float, nesterov: bool, cautious: bool, scale: str, steps: int) -> Tensor:
+def muon(
+    weight: Tensor, gradients: list[Tensor], lr: float, wd: float, nesterov: bool, cautious: bool, scale: str, steps: int, row_beta: float
+) -> Tensor:
     """The reference of all updates of one matrix."""
-    momentum = torch.zeros_like(weight)
+    momentum, squares = torch.zeros_like(weight), torch.zeros(len(weight), 1, dtype=weight.dtype)
     for gradient in gradients:
         momentum = 0.95 * momentum + 0.05 * gradient
         update = newton_schulz(0.05 * gradient + 0.95 * momentum if nesterov else momentum, steps)
+        if row_beta:
+            squares = row_beta * squares + (1 - row_beta) * (update**2).mean(1, keepdim=True)
+            divided = update / (squares.sqrt() + 1e-8)
+            update = divided * update.norm() / divided.norm()
         rows, columns = weight.shape
         update = update * (0.2 * math.sqrt(max(rows, columns)) if scale == "rms" else math.sqrt(max(1, rows / columns)))
         decayed = weight * (update.sign() == weight.sign()) if cautious else weight
@@ -91,8 +98,8 @@ def engine_of(config: ResolvedTrainConfig, world: World | None = None) -> Engine
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"nesterov": False, "scale": "spectral"}, {"cautious": True, "steps": 3}],
-    ids=["usual", "plain momentum", "cautious"],
+    [{}, {"nesterov": False, "scale": "spectral"}, {"cautious": True, "steps": 3}, {"row_beta": 0.9}],
+    ids=["usual", "plain momentum", "cautious", "rows"],
 )
 def test_each_matrix_has_the_update_of_the_reference(settings: dict[str, Any]) -> None:
     """Each head, each half of a gated matrix and each expert is a matrix. What is none has the update of AdamW."""
@@ -104,7 +111,7 @@ def test_each_matrix_has_the_update_of_the_reference(settings: dict[str, Any]) -
         engine.step(step)
         for name, gradients in seen.items():
             gradients.append(pieces[name].gradient.view(pieces[name].record.shape).clone())
-    rule = {"nesterov": True, "cautious": False, "scale": "rms", "steps": 5} | settings
+    rule = {"nesterov": True, "cautious": False, "scale": "rms", "steps": 5, "row_beta": 0.0} | settings
     after = parameters(engine.rank)
     for name, cut in MATRICES.items():
         gradients = zip(*(cut(gradient) for gradient in seen[name]))
@@ -133,14 +140,16 @@ def test_singular_values_become_nearly_one() -> None:
 
 
 def test_a_skipped_step_changes_nothing() -> None:
-    engine = engine_of(run_of({}))
+    engine = engine_of(run_of({"muon": {"row_beta": 0.9}}))
     engine.step(0)
-    before = [[state.clone() for state in piece.states.values()] for piece in engine.trained]
+    before = [[state.clone() for state in piece.states.values()] for piece in engine.saved]
     for piece in engine.trained:
         piece.gradient.fill_(math.nan)
     engine.optimizer.step(0.1, torch.ones(1, dtype=torch.float64), torch.ones(()))
-    after = [[*piece.states.values()] for piece in engine.trained]
-    assert all(torch.equal(a, b) for one, other in zip(before, after) for a, b in zip(one, other))
+    after = [[*piece.states.values()] for piece in engine.saved]
+    assert len(engine.saved) > len(engine.trained) and all(
+        torch.equal(a, b) for one, other in zip(before, after) for a, b in zip(one, other)
+    )
 
 
 def held(rank: int, ranks: int) -> list[HeldPiece]:
@@ -182,7 +191,7 @@ CUT = 2 * 9 * 64 * 64
 )
 def test_what_ranks_send_is_what_the_formula_says(farm: Farm, layout: dict[str, Any], elements: int) -> None:
     """Of a matrix in two halves a rank sends its half, or gives the other one back. Each parameter has a bucket of its own here."""
-    config = run_of({}, PLAIN, **layout)
+    config = run_of({"muon": {"row_beta": 0.9}}, PLAIN, **layout)
     config.run.bucket_mb = 0.0
     found = farm.train(to_dict(config), layout.get("tensor", 1) * layout.get("data", 1)).checked().result
     sent = found["communication"].get("all_to_all over sharers data", {"payload_bytes": 0, "calls": 0})
@@ -196,6 +205,9 @@ def test_what_ranks_send_is_what_the_formula_says(farm: Farm, layout: dict[str, 
         config.model, config.layout, config.run, ClusterConfig(gpus_per_node=2, hardware=HARDWARE["cpu"]), optimizer=config.optimizer
     )
     assert predicted.counted["optimizer"] == pytest.approx(found["memory"]["optimizer"], rel=0.02)
+    rows = orthogonal.row_moments(case, orthogonal.matrices(case, stages.held(case)))
+    own = 8 * 2 * (3 * 64 + 64 + 4 * 64 + 64) / (layout.get("tensor", 1) * layout.get("sharding", {}).get("optimizer", 1))
+    assert float(np.max(rows)) == own
 
 
 def test_matrices_have_one_moment_and_their_update_takes_time() -> None:
@@ -206,6 +218,9 @@ def test_matrices_have_one_moment_and_their_update_takes_time() -> None:
     matrices = 12 * 1024 * 1024 * config.model.layers
     assert adam.counted["optimizer"] - muon.counted["optimizer"] == pytest.approx(4 * matrices)
     assert muon.time["optimizer"] > adam.time["optimizer"]
+    rows = predict(*asked, optimizer=OptimizerConfig(kind="muon", muon=MuonConfig(row_beta=0.95)))
+    assert rows.counted["optimizer"] - muon.counted["optimizer"] == pytest.approx(4 * config.model.layers * 9 * 1024)
+    assert 0 < rows.time["optimizer"] - muon.time["optimizer"] < 0.1 * muon.time["optimizer"]
     more = predict(*asked, optimizer=OptimizerConfig(kind="muon", muon=MuonConfig(steps=10)))
     assert more.time["optimizer"] - adam.time["optimizer"] == pytest.approx(2 * (muon.time["optimizer"] - adam.time["optimizer"]))
 
@@ -215,6 +230,7 @@ def test_matrices_have_one_moment_and_their_update_takes_time() -> None:
     [
         ({"kind": "adamw", "muon": {"steps": 3}}, "optimizer.muon.steps=3 is for optimizer.kind=muon, not adamw; leave one of them out"),
         ({"muon": {"momentum": 1.0}}, "optimizer.muon.momentum=1 never learns from a gradient; use a value from 0 to below 1"),
+        ({"muon": {"row_beta": 1.0}}, "optimizer.muon.row_beta=1 never learns from an update; use a value from 0 to below 1"),
         ({"kind": "lion"}, "optimizer.kind='lion' is not one of adamw or muon"),
     ],
 )

@@ -22,7 +22,7 @@ from trainer.checkpoint.shards import PieceSnapshot, Reader, piece_of, snapshot,
 from trainer.comm.collectives import Group
 from trainer.shared.records.manifest import CheckpointError, FoundCheckpoint, read_manifest
 from trainer.shared.records.outcome import Reason
-from trainer.shared.records.resume import DataOrder, check_continues, check_folder, first_whole
+from trainer.shared.records.resume import DataOrder, check_continues, check_folder, continued_from, first_whole
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.resolved import ResolvedModelConfig
 from trainer.shared.run.schema import CheckpointConfig
@@ -98,7 +98,8 @@ class Checkpoints:
         """Loads the newest complete checkpoint into ``state``, whatever layout wrote it; None if there is none. Falls back from damaged
         ones. Raises ``ConfigError`` if all are damaged, or one is of another model or other data."""
         owned = list(state)
-        candidates: list[FoundCheckpoint] = self.world.gather_objects(self.folder.found())[0]
+        found: list[FoundCheckpoint] = self.world.gather_objects(self.folder.found())[0]
+        candidates = continued_from(found, self.folder.root, self.settings.at)
 
         def skip(damage: CheckpointError) -> None:
             if self.world.index == 0:
@@ -113,6 +114,9 @@ class Checkpoints:
         reader = Reader(found.path, manifest)
         for owned in state:
             piece = piece_of(owned)
+            if owned.record.optional and piece.name not in reader.stored:
+                owned.weight.zero_()
+                continue
             reader.read(piece, {name: state[: piece.numel] for name, state in owned.states.items()})
         return Resumed(manifest["step"], extra)
 

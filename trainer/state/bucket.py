@@ -69,6 +69,7 @@ class BucketSettings:
     trains: bool = True  # else there are weights alone: no gradients, no moments
     one_moment: Collection[str] = ()  # groups of parameters whose squared gradients are not averaged
     host: HostMemory | None = None  # which has a share of the states
+    averages: bool = False  # weights have an average beside them
 
     def frozen(self) -> BucketSettings:
         """Returns settings of frozen parameters: only their own sharding applies, in the type of computation."""
@@ -122,12 +123,13 @@ class FlatBucket:
         moments = self.weight if self.trains else self.weight[:0]
         self.exp_avg = torch.zeros_like(moments, dtype=self.precision.moments)
         self.exp_avg_sq = self.exp_avg.new_zeros(len(moments) - (self.without_squares if self.trains else 0))
+        self.average = torch.zeros_like(moments if settings.averages else moments[:0])
         self.gradient = self.accumulated[_within(owned, self.ranges["grads"])]
         self.host: HostStates | None = None
         if settings.host is not None and self.there:
             late = {p.record.name for p in self.parameters if p.record.late}
             pieces = [slice(p.position, p.position + p.numel) for p in self.plan.pieces(self.there) if p.name in late]
-            self.host = HostStates(settings.host, len(self.there), self.precision.all, pieces)
+            self.host = HostStates(settings.host, len(self.there), self.precision.all, pieces, settings.averages)
 
     def _zeros(self, state: str, dtype: torch.dtype) -> Tensor:
         return torch.zeros(len(self.ranges[state]), dtype=dtype, device=self.pool.device)
@@ -303,7 +305,7 @@ class FlatBucket:
             before += 0 if squared else piece.numel
             saves = self.keeps and record.primary
             own = OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves)
-            pieces.append(replace(own, reduced=reduced.pop(piece.name)))
+            pieces.append(replace(own, reduced=reduced.pop(piece.name), average=self.average[part]))
         for piece in self.plan.pieces(self.there):
             assert self.host is not None
             record, part = records[piece.name], slice(piece.position, piece.position + piece.numel)
@@ -311,7 +313,8 @@ class FlatBucket:
             weight, exp_avg, exp_avg_sq, gradient = (x[part] for x in (host.weight, host.exp_avg, host.exp_avg_sq, host.gradient))
             sums = reduced.pop(piece.name, self.gradient[:0])
             saves = self.keeps and record.primary
-            pieces.append(OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums))
+            own = OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums)
+            pieces.append(replace(own, average=host.average[part]))
         return pieces
 
     @staticmethod
@@ -321,7 +324,7 @@ class FlatBucket:
         if not settings.trains:
             return plan.numel // factors.params * compute
         moment = settings.precision.moments.itemsize
-        states = 2 * moment + (0 if settings.precision.compute == settings.precision.master else master)
+        states = 2 * moment + (0 if settings.precision.compute == settings.precision.master else master) + settings.averages * master
         whole = plan.numel // factors.params * compute + plan.numel // factors.grads * master
         here = plan.numel // factors.optimizer - _hosted(plan, settings)
         return whole + here * states - moment * _without_squares(plan, parameters, settings)
@@ -330,7 +333,7 @@ class FlatBucket:
     def planned_host(plan: Bucket, settings: BucketSettings) -> HostNeeds:
         """Returns the bytes in host memory and in a file, likewise."""
         hosted = _hosted(plan, settings)
-        return HostNeeds(0, 0) if settings.host is None else settings.host.needs(hosted, *settings.precision.all)
+        return HostNeeds(0, 0) if settings.host is None else settings.host.needs(hosted, *settings.precision.all, settings.averages)
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -339,7 +342,7 @@ class FlatBucket:
         return {
             "weights": self.shard.nbytes,
             "gradients": self.accumulated.nbytes,
-            "optimizer": master + self.exp_avg.nbytes + self.exp_avg_sq.nbytes,
+            "optimizer": master + self.exp_avg.nbytes + self.exp_avg_sq.nbytes + self.average.nbytes,
         }
 
 

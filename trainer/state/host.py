@@ -69,9 +69,9 @@ class HostMemory:
     def elements(self, numel: int) -> int:
         return on_host(numel, self.share)
 
-    def needs(self, numel: int, compute: torch.dtype, master: torch.dtype, moments: torch.dtype) -> HostNeeds:
-        """Returns the bytes of ``HostStates`` of so many elements: weights and moments, and the buffers of copies."""
-        states, copied = [master, moments, moments], [master]
+    def needs(self, numel: int, compute: torch.dtype, master: torch.dtype, moments: torch.dtype, averages: bool) -> HostNeeds:
+        """Returns the bytes of ``HostStates`` of so many elements: weights, their average and moments, and the buffers of copies."""
+        states, copied = [master, *[master] * averages, moments, moments], [master]
         if compute != master or self.folder is not None:
             copied.append(compute)
         kept, buffers = (sum(_pages(numel * dtype.itemsize) for dtype in dtypes) for dtypes in (states, copied))
@@ -143,12 +143,13 @@ class HostStates:
     """The states of ``numel`` elements of a bucket in host memory; ``late`` are those whose gradient is summed once more at the end."""
 
     def __init__(
-        self, memory: HostMemory, numel: int, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], late: list[slice]
+        self, memory: HostMemory, numel: int, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], late: list[slice], averages: bool
     ):  # dtypes of computation, master weights and moments
         compute, master, moments = dtypes
         self.memory, self.late, self.early = memory, late, _between(late, numel)
         self.weight = memory.state(numel, master)
         self.exp_avg, self.exp_avg_sq = memory.state(numel, moments), memory.state(numel, moments)
+        self.average = memory.state(numel, master) if averages else self.weight[:0]
         self.gradient = memory.buffer(numel, master)
         same = compute == master and memory.file is None
         self.outgoing = self.weight if same else memory.buffer(numel, compute)

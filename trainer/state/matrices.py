@@ -34,6 +34,9 @@ MatrixKey = tuple[str, tuple[int, ...]]
 """The name of a parameter, and which of its matrices."""
 
 
+Transform = Callable[[Tensor, Sequence[MatrixKey]], Tensor]
+"""Makes a stack of the same shape from a stack [n, rows, columns] of equal matrices and their keys."""
+
 Box = tuple[tuple[int, int], tuple[int, int]]
 """Start and stop of rows, and of columns."""
 
@@ -59,6 +62,7 @@ class Fragment:
 class MatrixParts:
     """All parts of a matrix, those of a box one after the other, and the rank that owns it."""
 
+    key: MatrixKey
     shape: tuple[int, int]
     fragments: tuple[Fragment, ...]
     owner: int
@@ -120,7 +124,7 @@ def share_out(held: Sequence[Sequence[HeldPiece]]) -> list[list[MatrixParts]]:
         owner = min(candidates[key], key=lambda rank: load[rank])
         load[owner] += work(shapes[key[0]])
         fragments = tuple(sorted(parts[key], key=lambda part: (part.box, part.start, part.rank)))
-        owned[owner].append(MatrixParts(shapes[key[0]], fragments, owner))
+        owned[owner].append(MatrixParts(key, shapes[key[0]], fragments, owner))
     return owned
 
 
@@ -145,9 +149,14 @@ class MatrixExchange:
         held = group.gather_objects([HeldPiece.of(piece) for piece in pieces])
         self.rounds = [_Round(matrices, group, empty) for matrices in rounds(share_out(held), most)]
 
-    def run(self, pieces: Sequence[Tensor], transform: Callable[[Tensor], Tensor]) -> Iterator[list[tuple[int, int, Tensor]]]:
-        """Applies ``transform`` to stacks [n, rows, columns] of equal matrices, of which this rank has the flat ``pieces``. Yields the
-        results of each round for this rank: number of the piece, first element, elements. Collective."""
+    @property
+    def mine(self) -> list[tuple[MatrixParts, int]]:
+        """Returns the matrices that this rank owns, each with the number of a piece that has a part of it."""
+        return [(m, next(f.piece for f in m.sources if f.rank == m.owner)) for one in self.rounds for m in one.mine]
+
+    def run(self, pieces: Sequence[Tensor], transform: Transform) -> Iterator[list[tuple[int, int, Tensor]]]:
+        """Applies ``transform`` to the matrices of which this rank has the flat ``pieces``. Yields the results of each round for this rank:
+        number of the piece, first element, elements. Collective."""
         for one in self.rounds:
             yield one.run(pieces, transform)
 
@@ -165,11 +174,12 @@ class _Round:
         self.come = [sum(f.numel for m in self.mine for f in m.sources if f.rank == rank) for rank in ranks]
         self.give = [sum(f.numel for m in self.mine for f in m.fragments if f.rank == rank) for rank in ranks]
 
-    def run(self, pieces: Sequence[Tensor], transform: Callable[[Tensor], Tensor]) -> list[tuple[int, int, Tensor]]:
+    def run(self, pieces: Sequence[Tensor], transform: Transform) -> list[tuple[int, int, Tensor]]:
         parts = [pieces[f.piece][f.position : f.position + f.numel] for f in self.sent]
         wholes = self._assembled(self._exchanged(parts, self.to, self.come))
         for numbers in _alike(self.mine):
-            for number, result in zip(numbers, transform(torch.stack([wholes[n] for n in numbers]))):
+            stack = torch.stack([wholes[n] for n in numbers])
+            for number, result in zip(numbers, transform(stack, [self.mine[n].key for n in numbers])):
                 wholes[number] = result
         results = self._exchanged(self._dissected(wholes), self.give, self.again)
         return [(f.piece, f.position, flat) for f, flat in zip(self.back, results.split([f.numel for f in self.back]))]

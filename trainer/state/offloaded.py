@@ -21,6 +21,7 @@ class OffloadedAdamW:
     """AdamW on the pieces that this rank owns, on the device and in host memory."""
 
     def __init__(self, config: ResolvedOptimizerConfig, tasks: Sequence[Sequence[OptimizerShard]], device: torch.device):
+        self.shards: list[OptimizerShard] = []
         self.here = AdamW(config, [[piece for piece in task if piece.host is None] for task in tasks], device)
         buckets = {id(piece.host): piece.host for task in tasks for piece in task if piece.host is not None}
         self.there: list[tuple[HostStates, AdamW]] = [

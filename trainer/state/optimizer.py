@@ -69,6 +69,7 @@ class AdamW:
             for task, owned in enumerate(tasks)
             for group in sorted({piece.record.group for piece in owned})
         ]
+        self.shards: list[OptimizerShard] = []  # of states beside those of the pieces, which a checkpoint has too
         self.steps = torch.zeros((), device=device)  # updates made: skipped steps do not count
 
     def begin(self, updates: int) -> None:

@@ -42,6 +42,7 @@ class ParameterRecord:
     placement: Placement = field(default_factory=dict)  # on each axis of the layout that concerns it
     learned: bool = True  # else it has no gradient: a rule of its own moves it
     trainable: bool = True  # else frozen: no gradient, no optimizer state, not in the norm, not saved
+    optional: bool = False  # a checkpoint without it leaves it zero
     primary: bool = True  # of all ranks with this region (replicas on tensor and pipeline), the one that counts it in the norm and saves it
 
     def partial(self, axis: str) -> bool:
@@ -81,8 +82,8 @@ class OptimizerShard:
     """The part of a local tensor whose optimizer state this rank keeps: flattened elements ``offset`` to ``offset + numel``.
 
     ``weight`` is the master copy (fp32, or fp64 in fp64 runs). All are flat views of ``numel`` elements, or of none where a group of
-    parameters has no such moment; the first three are read for a checkpoint and written to when one is loaded. Of all ranks that keep the
-    same elements, one ``saves``. Where all of them are in ``host`` memory, so is the gradient that the update reads.
+    parameters has no such moment; weight, moments and average are read for a checkpoint and written to when one is loaded. Of all ranks
+    that keep the same elements, one ``saves``. Where all of them are in ``host`` memory, so is the gradient that the update reads.
     """
 
     record: ParameterRecord
@@ -95,6 +96,7 @@ class OptimizerShard:
     saves: bool
     host: HostStates | None = None
     reduced: Tensor | None = None
+    average: Tensor | None = None  # of weights, in the tail of a run
 
     @property
     def sums(self) -> Tensor:
@@ -106,7 +108,7 @@ class OptimizerShard:
     def states(self) -> dict[str, Tensor]:
         """Returns the states that a checkpoint holds, by name."""
         every = {name: getattr(self, name) for name in STATES}
-        return {name: state for name, state in every.items() if len(state)}
+        return {name: state for name, state in every.items() if state is not None and len(state)}
 
 
 def initial_value(record: ParameterRecord, seed: int) -> Tensor:

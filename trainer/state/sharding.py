@@ -89,6 +89,7 @@ class ShardedState:
         self.settings, (first, *_) = settings, settings.values()
         self.pool, self.queue = first.pool, first.queue
         self.capacity = max(1, bucket_bytes // first.precision.master.itemsize)  # approximate elements of a bucket
+        self.beside = 0  # bytes of optimizer states that are in no bucket
         self.plans: list[tuple[Bucket, dict[str, ModelParameter], BucketSettings]] = []
         self.buckets: list[FlatBucket] = []
         self.units: dict[str, list[FlatBucket]] = defaultdict(list)
@@ -256,7 +257,7 @@ class ShardedState:
     @property
     def nbytes(self) -> dict[str, int]:
         """Bytes of all buffers, by part, including those of the pool."""
-        total = {"weights": 0, "gradients": 0, "optimizer": 0} | self.pool.nbytes
+        total = {"weights": 0, "gradients": 0, "optimizer": self.beside} | self.pool.nbytes
         for bucket in self.buckets:
             for part, n in bucket.nbytes.items():
                 total[part] += n

@@ -211,6 +211,11 @@ class Case:
         return BYTES[self.precision] > 2
 
     @property
+    def average_bytes(self) -> float:
+        """Bytes per parameter of an average of weights; 0 without one."""
+        return self.trainer.numbers.averages_weights * (self.width if self.wide else 4)
+
+    @property
     def orthogonal(self) -> int:
         """Iterations in which the momentum of matrices, their only moment, is orthogonalised; 0 = none."""
         return self.trainer.numbers.orthogonal_steps

@@ -18,7 +18,7 @@ from launcher.cost.inputs.stages import StageShare
 from launcher.cost.memory import activations
 from launcher.cost.memory.activations import SavedActivations
 from launcher.cost.parts import Parts, total
-from launcher.cost.time import offload
+from launcher.cost.time import offload, orthogonal
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
 LOGITS, PASSING, UPDATE, BUFFERS = "logits and loss", "gradients in passing", "optimizer temporaries", "communication buffers"
@@ -50,7 +50,7 @@ def _kept(case: Case, held: StageShare, kind: str) -> list[SavedActivations]:
 def _stage(case: Case, held: StageShare, kind: str, kept: Sequence[SavedActivations]) -> Parts:
     dense, expert = (getattr(part, kind) for part in (held.dense, held.expert))
     parts = states(case, dense, expert)
-    copies = _only_momentum(case, parts, getattr(held.blocks, kind) * held.matrices, expert)
+    copies = _only_momentum(case, parts, held, kind)
     _add_whole(case, parts, held, kind)
     blocks = [getattr(stack, kind) for stack in held.stacks]
     begins = 0.0 if held.borders is None else getattr(held.borders, kind)
@@ -80,6 +80,7 @@ def states(case: Case, dense: Array, expert: Array) -> Parts:
     """Bytes of weights, gradients and optimizer states of one rank."""
     f, w = case.trainer, case.width
     weight, gradient, optimizer = (w, w, 2 * w) if case.wide else (f.numbers.weight_bytes, case.gradient_bytes, f.numbers.optimizer_bytes)
+    optimizer += case.average_bytes
     if f.memory.optimizer_on_host:
         optimizer = 0
     parts: Parts = {}
@@ -96,14 +97,15 @@ def on_host(case: Case, held: StageShare) -> Parts:
     return {OPTIMIZER: states * count, COPIES: copied * count}
 
 
-def _only_momentum(case: Case, parts: Parts, dense: Array, expert: Array) -> Array:
-    """Takes the second moment of orthogonalised matrices away: of ``dense`` ones and experts on a rank. Returns the bytes of their
-    directions and of the results of a round (``trainer/state/muon.py``)."""
+def _only_momentum(case: Case, parts: Parts, held: StageShare, kind: str) -> Array:
+    """Takes the second moment of orthogonalised matrices away, but for that of rows. Returns the bytes of their directions and of the
+    results of a round (``trainer/state/muon.py``)."""
     if not case.orthogonal:
         return 0.0
+    dense, expert = getattr(held.blocks, kind) * held.matrices, getattr(held.expert, kind)
     owned = case.shard("optimizer", dense, expert) * case.shape.trained
     moment = case.width if case.wide else (case.trainer.numbers.optimizer_bytes - 4) / 2
-    parts[OPTIMIZER] = parts[OPTIMIZER] - moment * owned
+    parts[OPTIMIZER] = parts[OPTIMIZER] - moment * owned + orthogonal.row_moments(case, orthogonal.matrices(case, held))
     size = case.width if case.wide else 2
     return size * (owned + 4 * np.minimum(owned, ROUND))
 

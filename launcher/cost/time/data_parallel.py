@@ -115,8 +115,8 @@ def _sum(case: Case, group: PlacedGroup, payload: Array) -> Array:
 
 def update(case: Case, held: StageShare, parameters: Array) -> Array:
     """Adam on one rank's shard: gradient, master weight and two moments read, all but the gradient written, weights written; the norm
-    reads the gradient once more, and is all that is left of what the host updates. Orthogonalised matrices have one moment, and their
-    direction is written, read, and comes back."""
-    moved = (4 * 4 + 3 * 4 + case.width) * (1 - case.field("offload")) + 4
+    reads the gradient once more, and is all that is left of what the host updates. An average of weights is read and written, and they
+    are read for it. Orthogonalised matrices have one moment, and their direction is written, read, and comes back."""
+    moved = (4 * 4 + 3 * 4 + case.width + 3 * case.average_bytes) * (1 - case.field("offload")) + 4
     seconds: Array = parameters * moved / (case.device.bandwidth * case.constants.streaming)
     return seconds + orthogonal.update(case, held)

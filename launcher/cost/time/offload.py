@@ -33,7 +33,7 @@ def elements(case: Case, dense: Array, expert: Array) -> Array:
 def host_bytes(case: Case) -> tuple[float, float]:
     """Returns the bytes per parameter there: of states, and of gradients and weights that are copied."""
     wide = case.wide
-    states = 3 * case.width if wide else case.trainer.numbers.optimizer_bytes
+    states = (3 * case.width if wide else case.trainer.numbers.optimizer_bytes) + case.average_bytes
     return states, case.width if wide else 4 + case.width
 
 

@@ -82,6 +82,18 @@ def products(case: Case, every: list[Matrices]) -> Array:
     return np.maximum(sum(shares), np.max(np.broadcast_arrays(*largest, case.tokens)[:-1], axis=0))
 
 
+def row_moments(case: Case, every: list[Matrices]) -> Array:
+    """Bytes of the second moments of rows that a rank has, of the matrices that it owns."""
+    size = case.trainer.numbers.orthogonal_rows * (case.width if case.wide else 4)
+    return size * sum(one.number * one.rows / one.sharers for one in every)
+
+
+def by_rows(case: Case, every: list[Matrices]) -> Array:
+    """Seconds in which a rank divides rows by their moments: matrices are read twice and written once (``trainer/state/muon.py``)."""
+    elements = sum(one.number * one.rows * one.columns / one.sharers for one in every)
+    return case.trainer.numbers.orthogonal_rows * 3 * width(case) * elements / (case.device.bandwidth * case.constants.bandwidth)
+
+
 def pieces(case: Case, one: Matrices) -> Array:
     """Ranks that have a part of a matrix: tensor ranks, and shards of the states wherever they cut a bucket."""
     elements = one.rows * one.columns / one.parts
@@ -103,4 +115,4 @@ def update(case: Case, held: StageShare) -> Array:
     size = case.tensor * case.field("optimizer")
     group = PlacedGroup.of(case.device, size, case.data_stride / (case.tensor * case.context))
     payload = sent(case, every) / 2 * size / np.maximum(size - 1, 1)  # an all-to-all's counts what stays, too
-    return products(case, every) + 2 * collectives.all_to_all(case.device, case.constants, group, payload)
+    return products(case, every) + by_rows(case, every) + 2 * collectives.all_to_all(case.device, case.constants, group, payload)

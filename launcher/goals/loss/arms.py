@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
 from launcher.config import Config, check_launchable, locate_data, resolve
 from launcher.config.rules import check_ours
 from launcher.goals.goal import Asked, Wanted
 from launcher.planning.plan import plan
+from launcher.search.branches import Trunk
 from launcher.search.loss import Arm, FastestLayout, LossProblem, fastest_layout
+from launcher.trials.identity import trial_id
 from trainer.shared.corpora.index import read_index, windows
 from trainer.shared.run.errors import ConfigError, listed
 
@@ -41,7 +45,12 @@ def check(config: Config) -> None:
             f"search.arms has {len(search.arms)} of the two or more arms that goal=loss compares; name them, as in "
             "search.arms.adamw=optimizer=adamw search.arms.muon='optimizer=muon optimizer.lr=0.003'"
         )
-    if not config.run.eval_every:
+    if search.branches and config.cluster.in_container:
+        raise ConfigError(
+            f"search.branches={search.branches} keeps checkpoints in sweep.dir={config.sweep.dir}, which containers of "
+            f"cluster={config.cluster.backend} need not see; leave it out"
+        )
+    if not config.run.eval_every and not search.branches:
         raise ConfigError("goal=loss needs validations; set run.eval_every, such as run.steps / 50, and data.held_out, such as 0.02")
 
 
@@ -79,11 +88,17 @@ def arm(name: str, text: str, base: Config, asked: Asked) -> Arm:
     words = words_of(key, text, OF_ARMS)
     with naming(key):
         made = validating_alike(asked.but(words), base)
+        trunk = None if base.search.branches is None else Trunk(base.search.branches, base.search.decay)
+        made = made if trunk is None else trunk.whole(made)
         config = resolve(locate_data(made))
+        if trunk is not None:
+            trunk = dataclasses.replace(trunk, folder=os.path.abspath(Path(base.sweep.dir, "trunks", trial_id(config))))
+            resolve(trunk.of(config, 1))
     if base.search.target_cluster is None:
-        return Arm(name, words, config, made)
+        return Arm(name, words, config, made, trunk=trunk)
     there, fastest = elsewhere(base.search.target_cluster, words, key, asked)
-    return Arm(name, words, config, dataclasses.replace(there, layout=fastest.layout), fastest)
+    there = there if trunk is None else trunk.whole(there)
+    return Arm(name, words, config, dataclasses.replace(there, layout=fastest.layout), fastest, trunk)
 
 
 def elsewhere(target: str, words: Sequence[str], key: str, asked: Asked) -> tuple[Config, FastestLayout]:

@@ -34,8 +34,14 @@ def ends(form: Any) -> Any:
 
 
 def least(name: str, form: Any) -> Any:
-    """Returns a form of the value ``name`` of an arm, which is the least that it may be if a run missed the loss."""
-    return lambda one: ("" if one["reached"] == one["runs"] or one[name] is None else ">") + form(one[name])
+    """Returns a form of the value ``name`` of an arm, which is the least that it may be if a run missed the loss, and else the most if a
+    shortest branch had it."""
+
+    def written(one: Entry) -> str:
+        mark = ">" if one["reached"] != one["runs"] else "<" if one["at_most"] else ""
+        return (mark if one[name] is not None else "") + str(form(one[name]))
+
+    return written
 
 
 def span(value: float | None) -> str:
@@ -71,7 +77,9 @@ class LossSearch(GoalSearch):
     def line(self, trial: SearchTrial, record: Record, measured: TrialObservation) -> str:
         last = f", validation loss {measured.losses[-1][1]:.4f} after {measured.losses[-1][0]} steps" if measured.losses else ""
         took = f"{seconds(measured.seconds)} a step" if measured.ran else measured.reason.value
-        return f"{record.id}  {self.problem.arms[trial.index].name}, seed {self.problem.trial_config(trial).run.seed}: {took}{last}"
+        arm, run = self.problem.arm_of(trial), self.problem.trial_config(trial).run
+        piece = "" if arm.trunk is None else f", {'the trunk of' if not self.problem.piece_of(trial) else 'a branch of'} {run.steps} steps"
+        return f"{record.id}  {arm.name}, seed {run.seed}{piece}: {took}{last}"
 
     def won(self, found: SearchOutcome[LossPolicy]) -> bool:
         return found.policy.evidence.winner is not None
@@ -103,7 +111,7 @@ class LossSearch(GoalSearch):
             **self._told(found),
             "arms": self._arms(found),
             "failed": [
-                {"arm": self.problem.arms[t.index].name, "reason": m.reason.value, "detail": r.detail, "trial": r.id}
+                {"arm": self.problem.arm_of(t).name, "reason": m.reason.value, "detail": r.detail, "trial": r.id}
                 for t, r, m in found.trials
                 if not m.ran
             ],
@@ -126,6 +134,7 @@ class LossSearch(GoalSearch):
             "first": None if evidence.leader is None else names[evidence.leader],
             "rivals": [names[arm] for arm in evidence.rivals],
             "seeds_wanted": evidence.seeds_wanted,
+            "bounded": [name for number, name in enumerate(names) if any(run.most for run in evidence.reaches(number))],
         }
 
     def _arms(self, found: SearchOutcome[LossPolicy]) -> list[dict[str, Any]]:
@@ -150,6 +159,7 @@ class LossSearch(GoalSearch):
             "told": self._verdict(policy, number),
             "runs": len(evidence.runs[number]),
             "reached": sum(not run.missed for run in runs),
+            "at_most": any(run.most for run in runs),
             "dropped_after": evidence.dropped.get(number),
             "steps": steps[0],
             "steps_interval": steps[1],
@@ -209,6 +219,8 @@ def shown(result: Mapping[str, Any]) -> Iterator[View]:
 
 def told(result: Entry) -> Iterator[str]:
     """Yields what can be told of the arms, in words."""
+    for name in result["bounded"]:
+        yield f"the shortest branch of {name} has the loss, so it needs no more steps than it counts with: lower search.target_loss"
     sure, first = percent(result["confidence"], digits=0), result["first"]
     yield (
         f"time to validation loss {result['target_loss']:g} on {result['cluster']}, by {result['step_times']} step times; means over seeds "

@@ -39,8 +39,8 @@ DEFECTS = [
     Defect(
         "states of the host are read back into another part of their parameter",
         BUCKET,
-        "pieces.append(OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums))",
-        "pieces.append(OptimizerShard(record, piece.position, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums))",
+        "own = OptimizerShard(record, piece.offset, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums)",
+        "own = OptimizerShard(record, piece.position, piece.numel, weight, exp_avg, exp_avg_sq, gradient, saves, host, sums)",
         BITS,
     ),
     Defect(

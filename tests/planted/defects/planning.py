@@ -10,6 +10,27 @@ ARMS = "launcher/search/arms.py"
 
 DEFECTS = [
     Defect(
+        "an arm is told to be slower by the shortest length that it was trained for",
+        "launcher/search/arms.py",
+        "not bounded and not self.misses(other, upto)",
+        "not self.misses(other, upto)",
+        "tests/search/test_loss_search.py",
+    ),
+    Defect(
+        "every branch begins where the first one does",
+        "launcher/search/branches.py",
+        "at=every * piece)",
+        "at=every)",
+        "tests/search/test_loss_search.py",
+    ),
+    Defect(
+        "a model with a base has the rate of its own size",
+        "launcher/planning/baseline.py",
+        "interpolate(model.family, count(base), lambda",
+        "interpolate(model.family, parameters, lambda",
+        "tests/search/test_size.py",
+    ),
+    Defect(
         "layouts whose sharding does not divide the replicas are planned",
         SPACE,
         '(table["optimizer"] % table["grads"] != 0) | (shared % table["optimizer"] != 0),',
@@ -82,8 +103,8 @@ DEFECTS = [
     Defect(
         "a run that misses the loss can make its arm the fastest",
         ARMS,
-        "return lead is not None and not self.misses(other, upto) and",
-        "return lead is not None and",
+        "not bounded and not self.misses(other, upto) and",
+        "not bounded and",
         "tests/search/test_arms.py",
     ),
     Defect(

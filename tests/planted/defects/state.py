@@ -7,6 +7,7 @@ from tests.planted.defect import Defect
 BUCKET, OPTIMIZER = "trainer/state/bucket.py", "trainer/state/optimizer.py"
 LAYOUTS = "tests/numerics/test_layouts_agree.py tests/numerics/test_matrix.py"
 MUON = "tests/numerics/test_matrix.py tests/trainer/test_muon.py"
+AVERAGE = "tests/trainer/test_average.py"
 TRANSFER = "tests/trainer/test_transfer.py"
 ORACLE = "tests/numerics/test_plain_oracle.py"
 
@@ -61,6 +62,26 @@ DEFECTS = [
         "left.insert(0, Digit(digit.size // size, digit.stride * size))",
         "left.insert(0, Digit(digit.size // size, digit.stride))",
         "tests/shared/test_state_shards.py tests/shared/test_mesh.py",
+    ),
+    Defect(
+        "an average of weights begins a step early",
+        "trainer/state/average.py",
+        "if steps > self.start else 0",
+        "if steps >= self.start else 0",
+        AVERAGE,
+    ),
+    Defect(
+        "weights that a host updates are averaged before their update",
+        "trainer/state/average.py",
+        """        if update is not None:
+            update()
+        torch._foreach_lerp_(averages, weights, share)
+""",
+        """        torch._foreach_lerp_(averages, weights, share)
+        if update is not None:
+            update()
+""",
+        AVERAGE,
     ),
     Defect(
         "the norm counts replicas of a shard again",
@@ -152,6 +173,20 @@ DEFECTS = [
         "orthogonalised(matrices, muon.steps, self.config.eps)",
         "orthogonalised(matrices.flatten(0, 1)[None], muon.steps, self.config.eps).view_as(matrices)",
         "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "second moments of rows begin anew in every step",
+        "trainer/state/muon.py",
+        "torch._foreach_copy_(known, list(squares))",
+        "torch._foreach_copy_(list(squares.clone()), list(squares))",
+        "tests/trainer/test_muon.py",
+    ),
+    Defect(
+        "a checkpoint has rows of one matrix for all of a parameter",
+        "trainer/state/muon.py",
+        "region = (*((i, i + 1) for i in index), (0, rows))",
+        "region = (*((0, 1) for _ in index), (0, rows))",
+        "tests/checkpoint/test_resume.py::test_a_killed_muon_resumes_where_matrices_are_cut_in_another_way",
     ),
     Defect(
         "experts have the update of vectors",

@@ -28,7 +28,7 @@ from trainer.shared.run.schema import ModelConfig, TuneConfig
 
 FORMAT = 2
 MANIFEST = "manifest.json"
-STATES = ("weight", "exp_avg", "exp_avg_sq")
+STATES = ("weight", "exp_avg", "exp_avg_sq", "average")
 ITEM_BYTES = {"float32": 4, "float64": 8}
 
 

@@ -98,6 +98,17 @@ def positions(config: TrainConfig, root: Path | None) -> int:
     return config.model.seq
 
 
+def continued_from(found: list[FoundCheckpoint], root: Path, at: int | None) -> list[FoundCheckpoint]:
+    """Returns the checkpoints that a run may continue, the best first: of step ``at`` alone, if it is given. Raises ``ConfigError`` if
+    there is none of that step."""
+    if at is None:
+        return found
+    if not (wanted := [one for one in found if one.step == at]):
+        there = ", ".join(str(step) for step in sorted({one.step for one in found})) or "none at all"
+        raise ConfigError(f"run.checkpoint.at={at}: {root} has no checkpoint after {at} steps, but {there}; give one of these")
+    return wanted
+
+
 def check_folder(root: Path) -> None:
     """Raises ``ConfigError`` if a run that is given ``root`` would not see the checkpoints that other verbs find by that name."""
     newest = None if found_in(root) else newest_checkpoint(root)
@@ -164,7 +175,7 @@ def check_resume(config: TrainConfig, corpus: str | None) -> None:
     if settings.dir is None:
         return
     check_folder(Path(settings.dir))
-    if not settings.resume or not (candidates := found_in(Path(settings.dir))):
+    if not settings.resume or not (candidates := continued_from(found_in(Path(settings.dir)), Path(settings.dir), settings.at)):
         return
     tune = None if config.tune.method == "full" else section(config.tune, base_identity(config.tune, run.seed))
     model, data = resolve_model(config.model), DataOrder(run.seed, corpus, run.global_batch, config.model.seq)

@@ -41,6 +41,8 @@ class MuonConfig:
     scale: str = key("rms", "factor of an update: rms = 0.2 sqrt(max(rows, columns)), the size of AdamW's, so that its lr and weight_decay can stay; "
         "spectral = sqrt(max(1, rows / columns)); aspect = sqrt(rows / columns), which model.transfer needs", choices=("rms", "spectral", "aspect"))
     cautious: bool = key(False, "weights of matrices decay only where the update makes them smaller")
+    row_beta: float = key(0.0, "above 0: rows of an update are divided by the root of the average of their mean squares, which decays by this "
+        "(NorMuon: 0.95); below 1", minimum=0)
 
 
 @dataclass
@@ -63,3 +65,5 @@ class OptimizerConfig:
     groups: GroupsConfig = key(GroupsConfig, "learning rates and weight decays of groups of parameters")
     muon: MuonConfig = key(MuonConfig, "kind=muon: the update of matrices")
     cautious: bool = key(False, "what AdamW updates decays only where the update makes it smaller")
+    average_from: Optional[int] = key(None, "steps of the run after which weights are averaged, those of every further step alike: an observer, which "
+        "the end validates and checkpoints hold; null = none", minimum=0)

@@ -32,7 +32,9 @@ from trainer.shared.run.limits.own import (
     untrained,
 )
 from trainer.shared.run.limits.training import (
+    check_average,
     check_batch,
+    check_checkpoints,
     check_moments,
     check_optimizer,
     check_packing,
@@ -86,8 +88,10 @@ def check(config: ResolvedTrainConfig, world_size: int) -> None:
     check_offloading(config)
     check_tracking_uri(config.tracking.uri)
     check_validation(config)
+    check_checkpoints(config)
     check_optimizer(config.optimizer)
     check_transferred(config)
+    check_average(config)
     check_moments(config)
     check_eight_bits(config)
     check_async_tensor(config)

@@ -261,6 +261,7 @@ class CheckpointConfig:
     every: int = key(0, "steps between checkpoints; 0 = none (a given dir is still resumed from)", minimum=0)
     keep: int = key(2, "how many checkpoints are kept", minimum=1)
     resume: bool = key(True, "continue from the newest whole checkpoint when there is one")
+    at: Optional[int] = key(None, "continue from the checkpoint after so many steps, saving none; null = the newest", minimum=1)
     new_data: bool = key(False, "continue a checkpoint of another corpus or run.seed with the first sample of this one; false = refuse it")
 
 

@@ -17,7 +17,7 @@ OWN_KEYS = (
     *("run.phases", "run.deterministic", "run.async_tensor", "run.context_exchange", "model.zero_init", "model.transfer."),
     *("layout.sharding.offload", "run.offload_path"),
     *("optimizer.kind", "optimizer.stable_steps", "optimizer.decay_style", "optimizer.groups.", "optimizer.muon."),
-    "optimizer.cautious",
+    *("optimizer.cautious", "optimizer.average_from"),
 )
 """Beginnings of keys that our own trainer alone knows."""
 

@@ -111,6 +111,8 @@ def check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
         raise ConfigError(
             f"optimizer.muon.momentum={optimizer.muon.momentum:g} never learns from a gradient; use a value from 0 to below 1"
         )
+    if optimizer.muon.row_beta >= 1:
+        raise ConfigError(f"optimizer.muon.row_beta={optimizer.muon.row_beta:g} never learns from an update; use a value from 0 to below 1")
     start = optimizer.warmup_steps + optimizer.stable_steps
     if optimizer.stable_steps and start > optimizer.decay_steps:
         raise ConfigError(
@@ -121,6 +123,34 @@ def check_optimizer(optimizer: ResolvedOptimizerConfig) -> None:
         own = getattr(optimizer.groups, f.name).lr
         if own is not None and optimizer.lr == 0:
             raise ConfigError(f"optimizer.groups.{f.name}.lr={own:g} has the schedule of optimizer.lr=0, which has none; set optimizer.lr")
+
+
+def check_checkpoints(config: TrainConfig) -> None:
+    """Checks that a run which continues one checkpoint of several has them, and does not save among them."""
+    settings = config.run.checkpoint
+    if settings.at is None:
+        return
+    if config.run.task != "train":
+        raise ConfigError(f"run.checkpoint.at={settings.at} is for training; name the folder of that checkpoint instead")
+    if settings.dir is None or not settings.resume:
+        raise ConfigError(f"run.checkpoint.at={settings.at} names a checkpoint of run.checkpoint.dir; give that, and resume=true")
+    if settings.every:
+        raise ConfigError(
+            f"run.checkpoint.at={settings.at} continues from there in every attempt, and run.checkpoint.every={settings.every} would save "
+            "what none continues; leave one of them out"
+        )
+    if settings.at >= config.run.steps:
+        raise ConfigError(f"run.checkpoint.at={settings.at} leaves no step of run.steps={config.run.steps}; raise run.steps")
+
+
+def check_average(config: ResolvedTrainConfig) -> None:
+    """Checks that an average of weights begins before the run ends, or in a run that continues it."""
+    start, run = config.optimizer.average_from, config.run
+    if start is not None and run.task == "train" and start >= run.steps and not run.checkpoint.every:
+        raise ConfigError(
+            f"optimizer.average_from={start} begins to average after run.steps={run.steps}, and nothing is saved that could continue; "
+            "lower it, or set run.checkpoint.every"
+        )
 
 
 def check_moments(config: ResolvedTrainConfig) -> None:
