@@ -9,26 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from numerics.matrix import (
-    FAMILY_KINDS,
-    LEVELS,
-    ROPES,
-    STEPS,
-    TASKS,
-    TOLERANCE,
-    VOCAB,
-    WHOLE,
-    Case,
-    Matrix,
-    by_ranks,
-    designed,
-    draw,
-    kinds_of_layout,
-    options,
-    traits,
-)
 
 from tests.farm import Farm
+from tests.numerics.cases import STEPS, TASKS, VOCAB, Case
+from tests.numerics.design import by_ranks, designed, kinds_of_layout, options, traits
+from tests.numerics.draws import FAMILY_KINDS, LEVELS, ROPES, WHOLE, draw
+from tests.numerics.matrix import TOLERANCE, Matrix
 from trainer.data import open_dataset
 from trainer.shared.parallel.sequence import zigzag
 from trainer.shared.run.read import from_dict

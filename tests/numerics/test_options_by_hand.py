@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from numerics.matrix import OPTIONS, ROPES
 from torch import Tensor
 
+from tests.numerics.draws import OPTIONS, ROPES
 from tests.numerics.test_plain_oracle import plain_model, run_of
 from trainer.models.rope import angles
 from trainer.shared.families.registry import FAMILIES

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from numerics.matrix import Case, Matrix
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.farm import Farm
+from tests.numerics.cases import Case
+from tests.numerics.matrix import Matrix
 from tests.small_runs import ranks, small
 from trainer import loop
 from trainer.comm.collectives import World

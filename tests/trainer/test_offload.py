@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numerics.matrix import train_all
 
 from tests.farm import Farm
+from tests.numerics.matrix import train_all
 from tests.small_runs import small
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.pieces import whole

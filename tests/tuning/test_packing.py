@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numerics.matrix import train_all
 from torch import Tensor
 from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
 from tests.farm import Farm
+from tests.numerics.matrix import train_all
 from tests.small_runs import ranks, small
 from trainer.data.instructions import packed
 from trainer.shared.run.errors import ConfigError

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numerics.matrix import train_all
 from tuning.examples import EXAMPLES
 from tuning.test_tuned_layouts import engine_of
 
 from launcher.cli.main import main
 from tests.farm import Farm
+from tests.numerics.matrix import train_all
 from tests.small_runs import ranks, small
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.read import from_dict

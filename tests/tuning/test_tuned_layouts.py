@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from numerics.matrix import Case, Matrix
 
 from tests.farm import Farm
+from tests.numerics.cases import Case
+from tests.numerics.matrix import Matrix
 from tests.small_runs import ranks, small
 from trainer.comm.collectives import World
 from trainer.data import open_dataset
