@@ -14,8 +14,10 @@ from tests.convert.test_logits import MODELS, checkpoint, loaded, ours
 from trainer.convert import export_gguf, export_weights, huggingface, import_weights
 from trainer.shared.records.gguf_header import Header, model_in
 from trainer.shared.records.model_files import from_config, to_config
+from trainer.shared.records.rope_factors import divisors, stretching
 from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.errors import ConfigError
+from trainer.shared.run.schema import RopeConfig
 
 pytestmark = pytest.mark.slow  # imports transformers
 
@@ -129,3 +131,12 @@ def test_shards_that_the_index_does_not_name_are_not_read(tmp_path: Path, monkey
     (tmp_path / "hf" / huggingface.INDEX).unlink()
     with pytest.raises(ConfigError, match="in several files"):
         import_weights(tmp_path / "hf", tmp_path / "e")
+
+
+@pytest.mark.parametrize(("width", "theta"), [(64, 500_000.0), (128, 10_000.0)])
+@pytest.mark.parametrize(("original", "high", "factor"), [(8192, 4.0, 8.0), (4096, 3.0, 32.0), (1024, 8.0, 2.5)])
+def test_the_stretch_of_rotary_positions_is_read_back_from_its_divisors(
+    width: int, theta: float, original: int, high: float, factor: float
+) -> None:
+    keys = {"factor": factor, "original": original, "low": 1.0, "high": high}
+    assert stretching(divisors(RopeConfig("llama3", **keys), width, theta), width, theta) == keys  # type: ignore[arg-type]
