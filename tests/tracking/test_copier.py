@@ -77,8 +77,8 @@ def finished_sweep(root: Path, name: str = "planted") -> SweepOnDisk:
 def test_copiers_that_start_at_once_make_one_database_and_no_duplicate(tmp_path: Path) -> None:
     demo_sweep(tmp_path)
     unmirrored.add(tmp_path, "planted")
-    copiers = [copying(tmp_path) for _ in range(3)]
-    assert [each.wait(600) for each in copiers] == [0, 0, 0]
+    copiers = [copying(tmp_path) for _ in range(2)]
+    assert [each.wait(600) for each in copiers] == [0, 0]
     assert len(children(tmp_path)) == 6 - 1, "all but the one that waits"
     assert len(runs(tmp_path)) == 6
     assert unmirrored.names(tmp_path) == []

@@ -75,4 +75,18 @@ DEFECTS = [
         "    if (named := _entry(key, backend)) is None and key is None:",
         "tests/config/test_text_keys.py",
     ),
+    Defect(
+        "what a search has written since a process began is not found",
+        "launcher/config/folders.py",
+        "def _files_in(folder: Path)",
+        "@cache\ndef _files_in(folder: Path)",
+        "tests/config/test_jobs.py -k written",
+    ),
+    Defect(
+        "a value of a wrong type is left out in silence",
+        "launcher/config/jobs.py",
+        "if (plain := base.plain_with(wanted)) is not None:",
+        "if (plain := base.sections) is not None:",
+        "tests/config/test_wrong_input.py",
+    ),
 ]
