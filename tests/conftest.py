@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Several processes test at once, and threads that wait for each other take the processor from them. Read when torch and numpy are imported.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers: tables would be as narrow as its idea of a terminal
 
 from tests import accounting

@@ -39,8 +39,6 @@ from trainer.shared.run.schema import DataConfig, LayoutConfig, RunConfig, Train
 
 pytestmark = MARKS
 
-torch.set_num_threads(1)
-
 PROMPTS = [[5, 9, 2], [7], [*range(1, 20)], [30, 0, 30], [3, 3]]
 START, TOKENS = 4, 24  # of these, the last stand beyond the exact distances
 SAMPLED = Sampling(temperature=0.9, top_k=30, top_p=0.9, repetition_penalty=1.2, seed=11)

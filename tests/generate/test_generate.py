@@ -32,8 +32,6 @@ from trainer.shared.run.errors import ConfigError
 
 pytestmark = MARKS
 
-torch.set_num_threads(1)
-
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 0, 60]]
 COMPARED = ("gpt", "llama grouped tied", "deepseek_v3")
 """Of the others the gate compares whole forwards: with transformers in tests/convert, and with text here."""

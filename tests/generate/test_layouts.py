@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8], [60, 0, 60], [3, 3]]
 SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 11}}
 LAYOUTS = list(itertools.product((1, 2, 4), repeat=2))
-Alone = Callable[[str, str], dict[str, Any]]
+Alone = Callable[[str, str, str], dict[str, Any]]
 
 
 def speak(
@@ -84,18 +84,22 @@ def answers_of(
     folders: dict[str, str],
     layouts: list[tuple[int, int]],
     batches: list[int],
-    every: bool = True,
+    kinds: dict[str, list[str]] | None = None,
 ) -> dict[str, Any]:
-    """Of ``every`` sampling, or of each in turn."""
-    kinds = {name: [kind for m, kind in enumerate(SAMPLINGS) if every or (n + m) % 2] for n, name in enumerate(folders)}
+    """Of the ``kinds`` of sampling, by default all."""
+    kinds = kinds or {name: list(SAMPLINGS) for name in folders}
     done = farm.call(speak, ranks, models=folders, samplings=kinds, layouts=layouts, batches=batches, precision=precision)
     return dict(json.loads((done.directory / "answers.json").read_text()))
 
 
 @pytest.fixture(scope="module")
 def alone(farm: Farm, folders: dict[str, str]) -> Alone:
-    """What one process says that completes the prompts one by one, of a precision and a model."""
-    return functools.cache(lambda precision, name: answers_of(farm, 1, precision, {name: folders[name]}, [(1, 1)], [1]))
+    """What one process says that completes the prompts one by one, of a precision, a model and a sampling."""
+
+    def of(precision: str, name: str, kind: str) -> dict[str, Any]:
+        return answers_of(farm, 1, precision, {name: folders[name]}, [(1, 1)], [1], {name: [kind]})
+
+    return functools.cache(of)
 
 
 WITHIN = {"fp64": 1e-10, "fp32": 1e-5}
@@ -105,7 +109,7 @@ def check(alone: Alone, precision: str, answers: dict[str, Any]) -> int:
     """Tokens are those of one process, log-probabilities nearly; how many texts there were."""
     for key, made in answers.items():
         model, kind = key.rsplit(" ", 4)[:2]
-        expected = alone(precision, model)[f"{model} {kind} 1 1 1"]
+        expected = alone(precision, model, kind)[f"{model} {kind} 1 1 1"]
         assert [(tokens, ended) for tokens, _, ended in made] == [(tokens, ended) for tokens, _, ended in expected], key
         for (_, mine, _), (_, theirs, _) in zip(made, expected):
             assert mine == pytest.approx(theirs, abs=WITHIN[precision]), key
@@ -113,7 +117,8 @@ def check(alone: Alone, precision: str, answers: dict[str, Any]) -> int:
 
 
 def test_text_does_not_depend_on_the_layout_exactly(farm: Farm, folders: dict[str, str], alone: Alone) -> None:
-    assert check(alone, "fp64", answers_of(farm, 4, "fp64", folders, [(2, 2)], [3], every=False))
+    in_turn = {name: [kind] for name, kind in zip(folders, itertools.cycle(SAMPLINGS))}
+    assert check(alone, "fp64", answers_of(farm, 4, "fp64", folders, [(2, 2)], [3], in_turn))
 
 
 def test_text_of_tensor_and_pipeline_ranks_in_fp32(farm: Farm, folders: dict[str, str], alone: Alone) -> None:

@@ -6,13 +6,10 @@ import json
 from typing import Any
 
 import pytest
-import torch
 from tuning.examples import EXAMPLES
 
 from trainer.data.prepare import prepare
 from trainer.shared.run.schema import DataConfig
-
-torch.set_num_threads(1)  # several processes test at once, and threads that wait for each other take the processor from them
 
 
 @pytest.fixture(scope="session")
