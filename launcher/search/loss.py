@@ -26,7 +26,8 @@ from launcher.search.branches import Trunk
 from launcher.search.policy import SearchTrial, Stop, TrialObservation, at_most, limit_reached
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import LayoutConfig
+from trainer.shared.run.phases import Phase, PhaseTable
+from trainer.shared.run.schema import LayoutConfig, PhaseConfig
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class FastestLayout:
 
     plan: Plan
     row: int
+    phases: Sequence[PhaseConfig] = ()  # of the run that it is for
 
     @property
     def layout(self) -> LayoutConfig:
@@ -46,7 +48,11 @@ class FastestLayout:
 
     def same(self, other: FastestLayout) -> bool:
         """Returns whether both are one layout with one batch, whose error of its own they share."""
-        return self.batch == other.batch and self.plan.space.table[self.row] == other.plan.space.table[other.row]
+        return (
+            self.batch == other.batch
+            and self.phases == other.phases
+            and self.plan.space.table[self.row] == other.plan.space.table[other.row]
+        )
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Arm:
     asked: Config
     fastest: FastestLayout | None = None
     trunk: Trunk | None = None  # of which its runs are branches; None: each run is whole
+    phases: Sequence[tuple[int, float]] = ()  # a step of each phase, from 1, and its seconds, where they are predicted
 
     @property
     def pieces(self) -> range:
@@ -67,9 +74,22 @@ class Arm:
         return range(1) if self.trunk is None else self.trunk.pieces
 
     @property
-    def tokens(self) -> int:
-        """Returns the tokens of a step."""
-        return self.config.run.global_batch * self.config.model.seq
+    def table(self) -> PhaseTable:
+        """Returns the phases of the arm; a run without any is one."""
+        return PhaseTable.of(self.config.run, self.config.model.seq)
+
+    def tokens(self, steps: float) -> float:
+        """Returns the tokens of so many steps."""
+        return sum(count * phase.global_batch * phase.seq for phase, count in self._counts(steps))
+
+    def mean_step_s(self, times: Sequence[tuple[int, float]], steps: float) -> float | None:
+        """Returns the mean of so many steps, from the seconds of one of each phase; None if some phase has none."""
+        known = {self.table.at(step - 1): seconds for step, seconds in times}
+        counts = self._counts(steps)
+        return sum(count * known[phase] for phase, count in counts) / steps if all(phase in known for phase, _ in counts) else None
+
+    def _counts(self, steps: float) -> list[tuple[Phase, float]]:
+        return [(phase, min(count, steps - phase.first)) for phase, count in self.table.reached(math.ceil(steps))]
 
 
 @dataclass(frozen=True)
@@ -196,10 +216,18 @@ class LossPolicy:
 
     def _tell(self, arm: int, seed: int, measured: TrialObservation, curve: Curve, steps: float | None) -> None:
         ended = measured.ran or measured.reason is Reason.NUMERICS
-        step_s = 1.0 if self.problem.predicts else measured.seconds
-        missed = Reach(self.problem.arms[arm].config.run.steps, True, step_s) if ended else None
-        self.runs[arm][seed] = missed if steps is None else Reach(steps, False, step_s)
+        every = self.problem.arms[arm].config.run.steps
+        missed = Reach(every, True, self._step_s(arm, measured, every)) if ended else None
+        self.runs[arm][seed] = missed if steps is None else Reach(steps, False, self._step_s(arm, measured, steps))
         self.curves[arm][seed] = curve
+
+    def _step_s(self, arm: int, measured: TrialObservation, steps: float) -> float:
+        """Returns the mean seconds of a run's first ``steps`` steps, or over that of all steps where the latter is predicted."""
+        one = self.problem.arms[arm]
+        if not self.problem.predicts:
+            return one.mean_step_s(measured.phases, steps) or measured.seconds
+        first, every = (one.mean_step_s(one.phases, count) for count in (steps, one.config.run.steps))
+        return first / every if first and every else 1.0
 
     @property
     def evidence(self) -> Evidence:

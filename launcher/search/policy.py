@@ -52,6 +52,7 @@ class TrialObservation:
     start_s: float = math.nan  # seconds that it took besides its steps; nan: not known
     served: Mapping[str, float] = field(default_factory=dict)  # of an inference: medians of what its ``result.json`` says, by name
     losses: Sequence[tuple[int, float]] = ()  # steps and validation losses, also of a run that failed
+    phases: Sequence[tuple[int, float]] = ()  # of a training with phases: a step of each, from 1, and its seconds
 
     @property
     def ran(self) -> bool:

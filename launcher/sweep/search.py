@@ -154,7 +154,15 @@ def measurement(record: Record, hours: float, enough: float = 0.0, scatter: floa
     reason, gpu_hours = record.reason or Reason.ERROR, record.world_size * spent / 3600
     noise = enough if known and len(steps) < OWN_STEPS else noise_of(steps, scatter)
     answered = served(result) if done else {}
-    return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, answered, validations(record))
+    sizes = phase_times(result) if done else ()
+    return TrialObservation(seconds, reason, noise, peak, gpu_hours, hours, start, answered, validations(record), sizes)
+
+
+def phase_times(result: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    """Returns a step of each phase of a training, and the seconds that it took."""
+    listed = result.get("phases")
+    known = [(one.get("measured_steps"), positive(one.get("step_time_s"))) for one in listed or () if isinstance(one, dict)]
+    return tuple((steps[0], seconds) for steps, seconds in known if isinstance(steps, list) and seconds is not None)
 
 
 def served(result: Mapping[str, Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from launcher.config.schema import ClusterConfig, LocalCluster
 from launcher.trials.job import Handle, Job, JobState
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.files import read_json, write_json
+from trainer.shared.run.phases import PhaseTable
 from trainer.shared.run.read import load
 from trainer.shared.run.schema import TrainConfig
 
@@ -94,7 +95,16 @@ class PlantedBackend(Backend):
                 stream.write(json.dumps(line) + "\n")
         if step < config.run.steps:
             return JobState(Status.RUNNING)
-        result = {"status": "done", "attempt": job["attempt"], "step_time_s": seconds, "world_size": 1}
+        result: dict[str, object] = {"status": "done", "attempt": job["attempt"], "step_time_s": seconds, "world_size": 1}
+        if config.run.phases:
+            table = PhaseTable.of(config.run, config.model.seq).reached(config.run.steps)
+            result["phases"] = [
+                {
+                    "measured_steps": [phase.first + 1, phase.first + count],
+                    "step_time_s": seconds * phase.global_batch / config.run.global_batch,
+                }
+                for phase, count in table
+            ]
         write_json(directory / "result.json", result | (served(seconds) if config.requests else {}))
         return JobState(Status.DONE)
 

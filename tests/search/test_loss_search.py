@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from launcher.backends.pool import Backends
 from launcher.cli import search as command
 from launcher.cli.console import show
 from launcher.config import compose, locate_data, resolve
+from launcher.cost import predict
 from launcher.goals.loss.goal import GOAL
 from launcher.results import arms, report
 from launcher.sweep import loop, multirun, stopping
@@ -28,7 +30,7 @@ from tests import warm
 from tests.search.planted import PlantedBackend
 from trainer.shared.records.outcome import Reason
 from trainer.shared.run.errors import ConfigError
-from trainer.shared.run.schema import TrainConfig
+from trainer.shared.run.schema import LayoutConfig, TrainConfig
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +127,30 @@ def test_decays_of_several_lengths_branch_from_one_trunk_of_each_arm_and_seed(se
     assert searched(*words)[2].submitted == []
     again = resolve(locate_data(compose(["recipe=soonest"])))
     assert (again.run.steps, again.optimizer.stable_steps, again.optimizer.decay_steps) == (60, 48, 60)
+
+
+@pytest.mark.parametrize(
+    "there", [[], ["search.target_cluster=hardware=h100 cluster.gpus_per_node=1 run.precision=bf16"]], ids=["here", "there"]
+)
+def test_steps_of_other_sizes_count_with_their_own_times_and_tokens(searched: Callable[..., Any], there: list[str]) -> None:
+    """A ramp of the batch makes ten steps of a quarter of it before those that reach the loss."""
+    arms = [ARMS[0], "search.arms.ramp=optimizer.lr=0.00201 'run.phases=[{until: 320, global_batch: 2}]'"]
+    _, found, _ = searched(*there, "search.seeds=2", arms=arms)
+    plain, ramp = sorted(found["arms"], key=lambda one: one["arm"] == "ramp")
+    steps = ramp["steps"]
+    assert steps == pytest.approx(20, rel=0.05) and ramp["tokens"] == pytest.approx(16 * (2 * 10 + 8 * (steps - 10)))
+    assert plain["tokens"] == pytest.approx(16 * 8 * plain["steps"])
+    if there:
+        layout = LayoutConfig(data=1, micro_batch=int(ramp["layout"].split("mb")[1].split()[0]))
+        asked = resolve(compose([*TINY, "hardware=h100", "cluster.gpus_per_node=1", "run.precision=bf16", "optimizer.lr=0.00201"]))
+        small, large = (
+            predict(asked.model, layout, replace(asked.run, global_batch=batch), asked.cluster, optimizer=asked.optimizer).step_time_s
+            for batch in (2, 8)
+        )
+        assert small < large and ramp["step_time_s"] == pytest.approx((10 * small + (steps - 10) * large) / steps, rel=1e-3)
+        return
+    assert ramp["step_time_s"] == pytest.approx(0.5 * (10 / 4 + steps - 10) / steps, rel=0.01)
+    assert ramp["time_s"] == pytest.approx(steps * ramp["step_time_s"], rel=0.01)
 
 
 def test_an_arm_whose_shortest_branch_has_the_loss_is_never_told_to_be_slower(searched: Callable[..., Any]) -> None:

@@ -12,6 +12,8 @@ from typing import NoReturn
 
 from launcher.config import Config, check_launchable, locate_data, resolve
 from launcher.config.rules import check_ours
+from launcher.cost.phases import sized
+from launcher.cost.prediction import CostModel
 from launcher.goals.goal import Asked, Wanted
 from launcher.planning.plan import plan
 from launcher.search.branches import Trunk
@@ -19,8 +21,9 @@ from launcher.search.loss import Arm, FastestLayout, LossProblem, fastest_layout
 from launcher.trials.identity import trial_id
 from trainer.shared.corpora.index import read_index, windows
 from trainer.shared.run.errors import ConfigError, listed
+from trainer.shared.run.phases import PhaseTable
 
-OF_ARMS = ("optimizer", "layout", "run.global_batch", "run.steps", "run.eval_every")
+OF_ARMS = ("optimizer", "layout", "run.global_batch", "run.phases", "run.steps", "run.eval_every")
 """Keys and sections that arms may change: all others are the same question's, of model, data, validation and seeds."""
 OF_CLUSTERS = ("cluster", "hardware", "run.precision", "run.compile")
 """Those that the cluster whose time counts may change."""
@@ -98,7 +101,15 @@ def arm(name: str, text: str, base: Config, asked: Asked) -> Arm:
         return Arm(name, words, config, made, trunk=trunk)
     there, fastest = elsewhere(base.search.target_cluster, words, key, asked)
     there = there if trunk is None else trunk.whole(there)
-    return Arm(name, words, config, dataclasses.replace(there, layout=fastest.layout), fastest, trunk)
+    there = dataclasses.replace(there, layout=fastest.layout)
+    return Arm(name, words, config, there, fastest, trunk, phase_times(there) if there.run.phases else ())
+
+
+def phase_times(config: Config) -> list[tuple[int, float]]:
+    """Returns the first step of each phase that a run reaches, from 1, and its predicted seconds."""
+    cost, table = CostModel(config.cluster, config.trainer), PhaseTable.of(config.run, config.model.seq)
+    sizes = [(phase.first + 1, *sized(phase, config.model, config.run)) for phase, _ in table.reached(config.run.steps)]
+    return [(step, cost.predict(model, config.layout, run, config.tune, config.optimizer).step_time_s) for step, model, run in sizes]
 
 
 def elsewhere(target: str, words: Sequence[str], key: str, asked: Asked) -> tuple[Config, FastestLayout]:
@@ -106,7 +117,7 @@ def elsewhere(target: str, words: Sequence[str], key: str, asked: Asked) -> tupl
     place = words_of("search.target_cluster", target, OF_CLUSTERS)
     with naming(f"{key} on search.target_cluster"):
         there = asked.but([*place, *(word for word in words if not word.startswith("layout."))], without=PLACE)
-        return there, fastest_layout(plan(there, there.search.space))
+        return there, dataclasses.replace(fastest_layout(plan(there, there.search.space)), phases=there.run.phases)
 
 
 def words_of(key: str, text: str, allowed: Sequence[str]) -> list[str]:

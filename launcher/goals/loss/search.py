@@ -163,7 +163,7 @@ class LossSearch(GoalSearch):
             "dropped_after": evidence.dropped.get(number),
             "steps": steps[0],
             "steps_interval": steps[1],
-            "tokens": _times(steps[0], arm.tokens),
+            "tokens": None if steps[0] is None else arm.tokens(steps[0]),
             "step_time_s": evidence.step_time(number),
             "time_s": time[0],
             "time_interval_s": time[1],

@@ -10,6 +10,13 @@ ARMS = "launcher/search/arms.py"
 
 DEFECTS = [
     Defect(
+        "steps of an early phase count as those of all",
+        "launcher/search/loss.py",
+        "return one.mean_step_s(measured.phases, steps) or measured.seconds",
+        "return measured.seconds",
+        "tests/search/test_loss_search.py",
+    ),
+    Defect(
         "an arm is told to be slower by the shortest length that it was trained for",
         "launcher/search/arms.py",
         "not bounded and not self.misses(other, upto)",

@@ -5,9 +5,10 @@ model                     its shape
 optimizer                 the kind whose moments it holds; older ones have none: adamw
 data                      seed and name of the training data, the global batch, the length of a row; null for an imported model
 tune                      method, base and its identity, where it holds only the tuned parameters (``trainer.checkpoint.tuned``)
-extra                     samples (consumed), updates (of the optimizer), loss scale
+extra                     samples (consumed), updates (of the optimizer), loss scale, steps that an average of weights is of (averaged)
 files                     name -> bytes
-pieces                    the location of each part of each parameter (``trainer.checkpoint.shards``)
+pieces                    the location of each part of each parameter (``trainer.checkpoint.shards``); second moments of rows of matrices
+                          are a parameter of their own, NAME.rows
 """
 
 from __future__ import annotations
