@@ -62,7 +62,8 @@ def main(argv: list[str]) -> int:
     from launcher.sweep.multirun import Multirun
 
     flags = [{"--config-path": "--config-dir", "-cp": "-cd"}.get(flag, flag) for flag in flags]  # there are groups of ours beside
-    register_schema()
+    if "--hydra-help" not in flags:  # which composes no configuration, and copies every schema for each group that it lists
+        register_schema()
     sweep = Multirun(plain, detach)
     several = bool({"-m", "--multirun"} & set(flags))
     for text in filter(several_texts, plain if several else ()):

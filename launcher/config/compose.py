@@ -7,6 +7,7 @@ so that one place words all errors of values.
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
 import shlex
@@ -43,11 +44,12 @@ def register_schema() -> None:
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
+    again: dict[str, Any] = {"replace": True} if "replace" in inspect.signature(store.store).parameters else {}  # Hydra 1.4 warns otherwise
     root = to_dict(Config())
     del root["cluster"]  # a cluster's keys depend on its backend: conf/cluster/NAME.yaml starts from _BACKEND
-    store.store(name="schema", node=root)
+    store.store(name="schema", node=root, **again)
     for backend in backend_names():
-        store.store(group="cluster", name=f"_{backend}", node=to_dict(cluster_class(backend)()))
+        store.store(group="cluster", name=f"_{backend}", node=to_dict(cluster_class(backend)()), **again)
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends import backend_for
 from launcher.backends.slurm.backend import SlurmBackend
 from launcher.backends.slurm.cluster import SlurmCluster, SubmitConfig
 from launcher.backends.slurm.login import Login
@@ -22,7 +23,8 @@ from launcher.cli.main import main
 from launcher.config.schema import Config
 from launcher.ports import free_port
 from launcher.trials.store import Record, cluster_of
-from tests.backends.slurm_support import CLUSTER, PROJECT, dying, interpreter, run, submissions, trial
+from tests.backends.conformance import Ground, SearchConformance, closing
+from tests.backends.slurm_support import CLUSTER, PROJECT, dying, interpreter, run, submissions, trial, warmth
 from tests.clusters.slurm.fixture import Slurm
 from tests.clusters.slurm.process import wait_for
 from tests.sweep.support import starts
@@ -83,6 +85,19 @@ def ours(door: Door) -> list[str]:
 @pytest.fixture
 def python(tmp_path: Path) -> str:
     return interpreter(tmp_path, "tests.backends.played_trainer")
+
+
+@pytest.fixture(scope="module")
+def ground(door: Door, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    cluster = dataclasses.replace(
+        CLUSTER, gpus_per_node=2, code="snapshot", submit=door.submit, python=warmth().get("python", sys.executable)
+    )
+    yield from closing(Ground(lambda: backend_for(cluster), cluster, tmp_path_factory.mktemp("runs") / "trials"))
+
+
+@pytest.mark.campaign("slurm")
+class TestSearchOverSsh(SearchConformance):
+    """Inference."""
 
 
 def far(door: Door, seed: int, python: str) -> Config:
