@@ -77,12 +77,14 @@ def test_what_is_read_and_written_restores_the_text_and_every_token_of_a_row_is_
 
 def test_fifteen_in_a_hundred_tokens_are_masked_in_spans_of_three(corpus: DataConfig) -> None:
     maker, raw, draws = spans(corpus, 37), raw_tokens(37), 2000
-    text, lengths = np.full(raw, (maker.end + 1) % VOCAB), list[int]()
+    text, lengths, places = np.full(raw, (maker.end + 1) % VOCAB), list[int](), set[bytes]()
     for number in range(draws):
         row = maker.corrupted(text, number)
+        places.add((row[:37] >= VOCAB).tobytes())
         lengths += (np.diff(np.append(np.flatnonzero(row[38:] >= VOCAB), len(row) - 39)) - 1).tolist()
     assert sum(lengths) / (draws * raw) == pytest.approx(0.15, abs=0.005)
     assert float(np.mean(lengths)) == pytest.approx(3, abs=0.1) and min(lengths) == 1 and max(lengths) == 5
+    assert len(places) > 20, "each sample has its own"
 
 
 @pytest.mark.parametrize("kind", ["trained", "held out"])
