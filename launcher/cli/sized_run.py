@@ -63,10 +63,14 @@ def planned_seconds(config: Config) -> Seconds:
     """Training time by the cost model: steps of the best layout that fits."""
     from launcher.planning.baseline import baseline
 
+    known: dict[str, float] = {}
+
     def seconds(model: ModelConfig, tokens: float) -> float:
         start = baseline(model, max(tokens, 1e9), config.cluster.world_size)
-        _, step = best_layout(started(config, start))
-        return step * tokens / (start.run.global_batch * model.seq)
+        asked = repr((start.model, start.run.global_batch))  # searches for a size meet the same ones
+        if asked not in known:
+            known[asked] = best_layout(started(config, start))[1]
+        return known[asked] * tokens / (start.run.global_batch * model.seq)
 
     return seconds
 
