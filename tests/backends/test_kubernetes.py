@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import secrets
 import signal
@@ -32,6 +31,7 @@ from tests.backends.conformance import LONG, Conformance, Ground, SearchConforma
 from tests.clusters.kubernetes.control_plane import ControlPlane
 from tests.clusters.kubernetes.fixture import PYTHON, Kubernetes, run_inside, shipped
 from tests.clusters.slurm.process import wait_for
+from tests.processes import launcher
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.records.trial_files import failures_in
 from trainer.shared.run.files import read_json
@@ -150,7 +150,7 @@ def _collect(cluster: KubernetesCluster, handle: Handle) -> None:
 
 @pytest.mark.parametrize("moments", [(20, 120), pytest.param((20, 60, 120, 180), marks=pytest.mark.campaign("kubernetes"))], ids=len)
 def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_are_killed(ground: Ground, moments: tuple[int, ...]) -> None:
-    count = 400
+    count = 200
     line = "print(f'[0] line {n}\\n#trireme metrics.jsonl + {n}', flush=True)"
     script = f"import time\nfor n in range({count}): {line}; time.sleep(0.05)"
     job = ground.job(ranks=1, **instead_of_ranks(ground, script))
@@ -158,11 +158,10 @@ def test_every_line_of_a_log_and_of_the_metrics_arrives_once_though_launchers_ar
     metrics.write_text("of an earlier attempt\n")
     (handle,) = ground.submit(job)
     for reached in moments:
-        launcher = multiprocessing.get_context("spawn").Process(target=_collect, args=(job.cluster, handle))
-        launcher.start()
+        process = launcher(_collect, job.cluster, handle)
         wait_for(lambda reached=reached: len(metrics.read_bytes().splitlines()) > reached, "some lines to arrive")  # type: ignore[misc]
-        os.kill(launcher.pid or 0, signal.SIGKILL)
-        launcher.join()
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
     assert ground.end(job, handle).status is Status.DONE
     assert metrics.read_text().splitlines() == ["of an earlier attempt", *map(str, range(count))]
     assert job.log_path(0).read_text().splitlines() == [f"line {n}" for n in range(count)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -35,6 +34,7 @@ from tests.clusters.kubernetes.control_plane import ControlPlane
 from tests.clusters.kubernetes.fixture import PROJECT, Kubernetes, shipped
 from tests.clusters.kubernetes.stage import RESULT, Stage
 from tests.clusters.slurm.process import wait_for
+from tests.processes import launcher
 from trainer.shared.records.outcome import Status
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.files import read_json
@@ -157,11 +157,10 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_up_and_every_trial_runs_once
     witness = Witness(stage.kubernetes, stage.namespace)
     cluster = stage.cluster({"run": "1"})
     for ends in kills:
-        launcher = multiprocessing.get_context("spawn").Process(target=_launcher, args=(stage.folder, cluster, count, 4))
-        launcher.start()
+        process = launcher(_launcher, stage.folder, cluster, count, 4)
         wait_for(lambda ends=ends: finished(stage) >= ends, "some trials to end", 300)  # type: ignore[misc]
-        os.kill(launcher.pid or 0, signal.SIGKILL)
-        launcher.join()
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
     records = sweep(stage.folder, cluster, count, 4)
     witness.close()
     assert Counter(record.status for record in records) == {Status.DONE: count}
@@ -189,13 +188,12 @@ def test_ctrl_c_ends_a_launcher_that_submits_to_a_server_that_does_not_answer(
     """All trials go out together. It ends at once, not when its patience is at an end. The next launcher submits what was not, and nothing twice."""
     witness = Witness(stage.kubernetes, stage.namespace)
     cluster = stage.cluster({"run": "1"}, nodes=1, gpus_per_node=2)
-    launcher = multiprocessing.get_context("spawn").Process(target=_hasty_launcher, args=(stage.folder, cluster, count))
-    launcher.start()
+    process = launcher(_hasty_launcher, stage.folder, cluster, count)
     wait_for(lambda: len(witness.created) > 2, "some trials to be submitted", 300)
     control.api_server.send(how)
-    os.kill(launcher.pid or 0, signal.SIGINT)
-    launcher.join(PATIENCE / 4)
-    assert not launcher.is_alive(), "it waits for the server"
+    os.kill(process.pid or 0, signal.SIGINT)
+    process.join(PATIENCE / 4)
+    assert not process.is_alive(), "it waits for the server"
     if how == signal.SIGSTOP:
         control.api_server.send(signal.SIGCONT)
     control.start_again()

@@ -16,7 +16,7 @@ from launcher.config.schema import ClusterConfig
 from launcher.goals.goal import Asked
 from launcher.goals.training.goal import GOAL
 from launcher.trials.store import Store
-from tests.backends.slurm_support import CLUSTER, PROJECT
+from tests.backends.slurm_support import CLUSTER, PROJECT, warmth
 from tests.clusters.kubernetes.fixture import Kubernetes
 from tests.clusters.slurm.fixture import Slurm
 from trainer.shared.records.outcome import Reason, Status
@@ -118,7 +118,7 @@ def test_on_nodes_of_a_real_slurm(
     slurm: Slurm, tmp_path: Path, nodes: int, trials: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check(searched(dataclasses.replace(CLUSTER, nodes=nodes), trials, capsys), trials, ranks=nodes)
+    check(searched(dataclasses.replace(CLUSTER, nodes=nodes, **warmth()), trials, capsys), trials, ranks=nodes)
     assert compose(["recipe=other"]).trainer.launch.script == f"{EXAMPLE}/train.py"
     words = Path("runs/recipe/other.winner/command.sh").read_text()
     assert f"torchrun --nnodes={nodes} --nproc-per-node=1" in words and "--width" in words
