@@ -307,7 +307,7 @@ def test_pictures_show_the_fastest_trials_and_differences_of_losses_are_those_of
     for name in ("step_times", "memory"):
         assert ["t4 p1" in str(drawn[name]), "t1 p4" in str(drawn[name])] == [True, False]
     assert group.widest is not None and 0 < group.widest[0] < 1e-6, "the third differs, and is not drawn"
-    assert "1 slower trials are in the table alone" in (text := rendered(sweep)) and "t1 p4" in text
+    assert "In the table alone: 1 slower trial. Pictures" in (text := rendered(sweep)) and "t1 p4" in text
 
 
 def test_losses_of_a_diverged_trial_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:

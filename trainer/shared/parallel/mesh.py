@@ -131,7 +131,8 @@ class Mesh:
         table = [["", *(f"stage {p}" for p in stages)], *rows]
         widths = [max(map(len, column)) for column in zip(*table)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in table]
-        return "\n".join([f"{self.world_size} ranks: {sizes} (fastest first)", *lines])
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        return "\n".join([f"{ranks}: {sizes} (fastest first)", *lines])
 
     def _cell(self, data: int, pipeline: int, width: int, ranks_per_node: int | None) -> str:
         ranks = self.group(self.rank(data=data, pipeline=pipeline), *(a.name for a in self.axes if a.name not in ("data", "pipeline")))
