@@ -77,6 +77,14 @@ def test_page_shows_the_sweeps_runs_sorted_by_step_time(shown: tuple[SweepOnDisk
     times = page.evaluate(f"{ROWS}.map(row => (row.match(/0\\.\\d{{3,}}/) || [''])[0]).filter(Boolean)")
     assert [float(value) for value in times[:3]] == pytest.approx([m.step_time_s for m in ranked[:3]], rel=1e-3)
 
+    page.resize(1300, 900)
+    page.wait_for("document.body.innerText.includes('5 matching runs') && document.body.innerText.includes('step_time_s')")
+    page.resize(390, 844)  # a phone
+    page.wait_for("document.body.innerText.includes('5 matching runs')")
+    seen = page.evaluate("document.body.innerText")
+    assert sorted(ranked[:3], key=lambda m: seen.index(m.trial[:6])) == ranked[:3], "the fastest are named in their order"
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
 
 def test_server_listens_on_this_machine_only_and_ctrl_c_ends_every_process(shown: tuple[SweepOnDisk, str, Ui]) -> None:
     _, _, running = shown
