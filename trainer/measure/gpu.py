@@ -33,7 +33,8 @@ class GpuMonitor:
 
     def begin(self) -> None:
         """Starts the figures again: what follows is measured."""
-        self.steps, self._clocks, self._reasons = 0, [], Counter[str]()
+        self.steps, self._reasons = 0, Counter[str]()
+        self._clocks: list[int] = []
         self._since, self._energy, self._errors = time.perf_counter(), self._millijoules(), self._memory_errors()
 
     def sample(self) -> None:
@@ -85,7 +86,7 @@ def of_all_gpus(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     every = sorted(gpus.values(), key=lambda gpu: gpu["rank"])
     found = {name: [gpu[name] for gpu in every if name in gpu] for name in ("energy_per_step_j", "power_w", "memory_errors", "clock_mhz")}
     whole = {name: values for name, values in found.items() if len(values) == len(every)}  # a sum of some would mislead
-    added = {name: sum(whole[name]) for name in ("energy_per_step_j", "power_w") if name in whole}
+    added: dict[str, float] = {name: sum(whole[name]) for name in ("energy_per_step_j", "power_w") if name in whole}
     if "memory_errors" in whole:
         added["gpu_memory_errors"] = sum(whole["memory_errors"])
     if "clock_mhz" in whole:
