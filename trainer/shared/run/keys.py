@@ -16,7 +16,7 @@ def key(
     choices: tuple[Any, ...] | None = None,
     minimum: float | None = None,
     above: float | None = None,
-    maximum: int | None = None,
+    maximum: float | None = None,
     empty: bool = False,
 ) -> Any:
     """Makes a documented field. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; a mutable default is given as a callable.
