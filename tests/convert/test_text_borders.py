@@ -13,8 +13,9 @@ from tests.convert.test_logits import SMALL, checkpoint, ours
 from tests.huggingface import MARKS, transformers
 from trainer.convert import export_gguf, export_weights, import_weights
 from trainer.data.dataset import open_dataset
-from trainer.generate.api import CompletionForm, ServedModel
+from trainer.generate.api import ChatForm, CompletionForm, ServedModel
 from trainer.generate.broker import RequestBroker
+from trainer.generate.chat import ChatTemplate
 from trainer.generate.job import complete
 from trainer.generate.ranks import alone
 from trainer.generate.telling import open_text
@@ -88,6 +89,13 @@ def test_generate_serve_and_tuning_read_a_prompt_as_its_tokenizer_makes_it(base:
     answer = tokenizer().encode("fox", add_special_tokens=False).ids
     assert [~token for token in row[: len(expected)]] == expected
     assert row[row >= 0].tolist() == [*answer, 2], "an answer ends as the base ends a text"
+
+
+def test_a_chat_begins_as_its_template_writes_and_not_once_more(base: Path) -> None:
+    template = ChatTemplate("<s>{{ messages[0].content }}", {})
+    model = ServedModel("m", open_text(None, base, 300), 64, template=template)
+    (asked,) = ChatForm().prompts({"messages": [{"role": "user", "content": TEXT}]}, model, 64)
+    assert asked == tokenizer().encode(TEXT).ids and asked.count(1) == 1
 
 
 @pytest.mark.parametrize("prompt", ["the " * 90, "<s>" + "the " * 90], ids=["plain", "spelt out"])

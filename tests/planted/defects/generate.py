@@ -91,7 +91,7 @@ DEFECTS = [
         "trainer/generate/api.py",
         "return [model.words.plain(text)]",
         "return [model.words.begin + model.words.plain(text)]",
-        "tests/generate/test_openai.py tests/convert/test_text_borders.py",
+        "tests/convert/test_text_borders.py",
     ),
     Defect(
         "scored prompts are mixed among the others",
