@@ -62,8 +62,8 @@ DEFECTS = [
     Defect(
         "matrices of latents are shared out to tensor ranks",
         "launcher/cost/inputs/stages.py",
-        "- s.latent_parameters) / t + s.latent_parameters",
-        ") / t",
+        "own.small_parameters + own.latent_parameters for own",
+        "own.small_parameters for own",
         "tests/cost/test_trainer_memory.py -k latents",
     ),
     Defect(
