@@ -113,9 +113,9 @@ def test_every_trial_is_a_record_of_the_sweep_with_its_prediction(undisturbed: S
     for trial, record, _ in found.trials:
         low, high = record.predicted["interval_s"]  # type: ignore[index]
         assert low < record.predicted["step_time_s"] < high  # type: ignore[index]
-        if trial.full:
-            layout = resolve(candidates.trial_config(trial)).layout
-            assert predict(BASE.model, layout, BASE.run, BASE.cluster).interval_s == pytest.approx((low, high), rel=0.01)
+        run = resolve(candidates.trial_config(trial))
+        own = predict(run.model, run.layout, run.run, run.cluster, BASE.trainer)
+        assert own.step_time_s == pytest.approx(record.predicted["step_time_s"]) and own.interval_s == pytest.approx((low, high), rel=0.01)  # type: ignore[index]
 
 
 def test_a_trial_that_cannot_win_is_stopped_after_few_steps(tmp_path: Path) -> None:
