@@ -52,7 +52,7 @@ class SearchConfig:
     target_loss: Optional[float] = key(None, "goal=loss: the validation loss that arms are to reach", above=0)
     arms: dict[str, str] = key(dict, "goal=loss: the arms by name, each the overrides that make it: search.arms.muon='optimizer=muon optimizer.lr=0.003'")
     branches: Optional[int] = key(None, "goal=loss: lengths, up to run.steps and equally far apart, to which decays branch from one stable training of each arm and seed; null = each arm has the schedule and the length that it says", minimum=2, maximum=100)
-    decay: float = key(0.2, "goal=loss with branches: share of each length in which the learning rate falls", above=0, maximum=0.9)
+    decay: float = key(0.2, "goal=loss with branches: share of each length in which the learning rate falls", above=0, maximum=1)
     seeds: int = key(5, "goal=loss: runs of each arm, with run.seed and the seeds after it", minimum=2)
     confidence: float = key(0.95, "goal=loss: probability that an arm named the fastest is; the others are told from it or not by the same", minimum=0.5, maximum=1)
     target_cluster: Optional[str] = key(None, "goal=loss: overrides of the cluster whose time counts, by predicted step times: 'cluster=slurm hardware=h100 cluster.nodes=4 run.precision=bf16'; null = the cluster of the trials, by measured ones")
