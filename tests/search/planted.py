@@ -70,9 +70,12 @@ class PlantedBackend(Backend):
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
         return [self._step(handle) for handle in handles]
 
-    def _change(self, handle: Handle, **changes: object) -> None:
+    def _change(self, handle: Handle, **changes: object) -> dict[str, object]:
+        """Returns the job, changed."""
         path = self.folder / f"{handle['name']}.json"
-        write_json(path, (read_json(path) or {}) | changes)
+        job = (read_json(path) or {}) | changes
+        write_json(path, job)
+        return job
 
     def _step(self, handle: Handle) -> JobState:
         job = read_json(self.folder / f"{handle['name']}.json") or {}
