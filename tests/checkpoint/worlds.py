@@ -75,7 +75,12 @@ def owned_by(
             saves = r.primary and data // world.factors.optimizer == 0
             found.append(
                 OptimizerShard(
-                    r, piece.offset, piece.numel, *(part.to(dtype, copy=True) for part in parts), torch.zeros(piece.numel), saves
+                    r,
+                    piece.offset,
+                    piece.numel,
+                    gradient=torch.zeros(piece.numel),
+                    saves=saves,
+                    **{state: part.to(dtype, copy=True) for state, part in zip(STATES, parts)},
                 )
             )
     return found
