@@ -19,8 +19,8 @@ from trainer.shared.run.errors import ConfigError
 pytestmark = pytest.mark.slow  # imports torch
 
 WRONG = (None, True, "text", -1, 10**12, 1.5, [], {}, [[0, -1]])
-OPTIONAL = {("optimizer",), ("data", "seq"), ("pieces", 0, "crc32", "exp_avg"), ("pieces", 0, "crc32", "exp_avg_sq")}
-"""What may be missing: moments that were not saved."""
+OPTIONAL = {("optimizer",), ("data", "seq"), *(("pieces", 0, "crc32", state) for state in ("exp_avg", "exp_avg_sq", "average"))}
+"""What may be missing: moments and averages that were not saved."""
 
 
 @pytest.fixture
