@@ -13,7 +13,7 @@ from trainer.shared.run.limits.transfer import check_transfer
 from trainer.shared.run.schema import ModelConfig, TransferConfig
 
 LEAST_WIDTH, LEAST_DEPTH = 256, 2
-"""Of a base that is chosen. Narrower ones have too few heads to be like their model."""
+"""The smallest width and depth of a base that is chosen. Narrower ones have too few heads to be like their model."""
 
 
 def with_base(model: ModelConfig, kind: str) -> ModelConfig:
