@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Several processes test at once, and threads that wait for each other take the processor from them. Read when torch and numpy are imported.
+# Read when torch and NumPy are imported, here and in all that tests start: threads that wait for one another without sleeping, in as many
+# processes as share the processors, took up to ten times as long for the same.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers: tables would be as narrow as its idea of a terminal
-# Before torch and NumPy are imported, here and in all that tests start: threads that wait for one another without sleeping, in as many
-# processes as share the processors, took up to ten times as long for the same.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests import accounting
 from tests.clusters import shared
