@@ -4,14 +4,15 @@ process, on any backend that shares this machine's files; what the function retu
     <root>/trials/ID/call.pkl                 the function, its configuration, and Hydra's state
     <root>/stages/ID/artifact/returned.pkl    what Hydra knows of the finished job (``JobReturn``)
 
-A trial's id is made of the function's name, the configuration and the output folder: with the same ``hydra.sweep.dir``, a repeated command
-runs the missing ones.
+A trial's id is made of the function's name and source, the configuration and the output folder: with the same ``hydra.sweep.dir``, a
+repeated command runs the missing ones, and all of them once the function has been edited.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import os
 import pickle
 import shutil
@@ -110,7 +111,7 @@ def _point(app: Application, settings: Config, store: Store, job: DictConfig) ->
     where = _output_folder(job)
     task = {str(name): value for name, value in OmegaConf.to_container(job).items() if name != "hydra"}  # type: ignore[union-attr]
     function = app.function
-    named = [getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)]
+    named = [getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__), _source(function)]
     overrides = list(job.hydra.overrides.task)
     identifier = digest({"stage": "call", "function": named, "config": repr(task), "overrides": overrides, "output": where})
     call = partial(_call, app.context, function, job, Singleton.get_state(), sys.argv)
@@ -124,6 +125,14 @@ def _point(app: Application, settings: Config, store: Store, job: DictConfig) ->
     if store.load(identifier).status not in UNDER_WAY and (settings.sweep.rerun or stage.made is None):
         shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt returned
     return Point(tuple(overrides), settings, stage=stage)
+
+
+def _source(function: TaskFunction) -> str:
+    """Returns a function's own lines; "" for what has none, as a callable object."""
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""
 
 
 def _pickled(call: partial[Any], name: str) -> bytes:

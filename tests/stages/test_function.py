@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
@@ -84,6 +86,21 @@ def test_a_function_is_called_by_trials_and_hydra_knows_how_each_ended() -> None
         second = call_all(app, anew, backends, jobs[:1], 4)[0].return_value
         elsewhere = call_all(application(function, "hydra.sweep.dir=other"), settings, backends, jobs[:1], 4)[0]
         assert len({found["pid"] for found in (done.return_value, second, elsewhere.return_value)}) == 3
+
+
+def test_a_function_that_was_edited_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def function(config):\n    return {}\n"
+    settings = settings_of(["sweep.name=calls"])
+    with Backends() as backends:
+        for number, value in enumerate(("'before'", "'after'")):
+            Path(f"edited{number}.py").write_text(text.format(value))
+            spec = importlib.util.spec_from_file_location("edited", f"edited{number}.py")
+            assert spec and spec.loader
+            monkeypatch.setitem(sys.modules, "edited", module := importlib.util.module_from_spec(spec))
+            spec.loader.exec_module(module)
+            cloudpickle.register_pickle_by_value(module)
+            (returned,) = call_all(application(module.function), settings, backends, [[]], 0)
+            assert repr(returned.return_value) == value
 
 
 def test_what_cannot_be_sent_is_said_before_anything_is_started() -> None:
