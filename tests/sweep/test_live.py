@@ -138,11 +138,11 @@ watching.close()
 
 
 class Screen:
-    """A terminal of tmux, of which what it shows can be read."""
+    """A terminal of tmux, full of what was there before, of which what it shows can be read."""
 
     def __init__(self, width: int, height: int):
         self._socket = f"trireme-{os.getpid()}-{time.monotonic_ns()}"
-        self.tmux("-f", os.devnull, "new-session", "-d", "-x", str(width), "-y", str(height), "sleep 600")
+        self.tmux("-f", os.devnull, "new-session", "-d", "-x", str(width), "-y", str(height), f"yes earlier | head -{height}; sleep 600")
         self.tty = self.tmux("display-message", "-p", "#{pane_tty}").strip()
 
     def tmux(self, *words: str) -> str:
@@ -167,8 +167,9 @@ def screen() -> Iterator[Screen]:
 @pytest.mark.slow
 def test_a_terminal_of_any_width_shows_the_table_once_after_every_change_of_its_size(tmp_path: Path, screen: Screen) -> None:
     sweep = SweepOnDisk(tmp_path)
-    for seed in range(8):
-        sweep.add(seeded(seed), Status.RUNNING if seed < 2 else Status.PLANNED)
+    for seed in range(8):  # with lines that a terminal of 50 columns breaks in three
+        more = f"optimizer.learning_rate=0.00{seed}", f"optimizer.weight_decay=0.{seed}"
+        sweep.add(seeded(seed, *more), Status.RUNNING if seed < 2 else Status.PLANNED)
 
     def shown(*words: str) -> Any:
         """The lines, once each of ``words`` stands on the screen, and the table once."""
@@ -183,19 +184,20 @@ def test_a_terminal_of_any_width_shows_the_table_once_after_every_change_of_its_
         wide = until(lambda: shown("2 running, 6 planned", sweep.records[0].id))
         assert sum(line.startswith("run.seed=") for line in wide) == 8
         assert process.stdin is not None
-        for width, height in ((80, 24), (40, 12), (160, 30)):
+        for width, height in ((50, 40), (160, 30), (80, 24), (40, 12), (160, 30)):
             screen.tmux("resize-window", "-x", str(width), "-y", str(height))
-            title = {160: "id      step", 80: "elapsed", 40: "step  left"}[width]
+            title = {160: "id      step", 80: "elapsed", 50: "step  left", 40: "step  left"}[width]
             lines = until(lambda title=title: shown("run.seed=0", title))  # type: ignore[misc]
-            assert sum(line.startswith("run.seed=0 ") for line in lines) == 1 and ("elapsed" in "".join(lines)) == (width > 40)
+            assert sum(line.startswith("run.seed=0 ") for line in lines) == 1 and ("elapsed" in "".join(lines)) == (width > 50)
         process.stdin.write("1\n")
         process.stdin.flush()
-        ended = until(lambda: shown("1 running, 6 planned, 1 done", "run.seed=0  done"))
-        assert f"{sweep.records[0].id}  run.seed=0  done" in ended[:-2]
+        said = f"{sweep.records[0].id}  run.seed=0 optimizer.learning_rate=0.000 optimizer.weight_decay=0.0  done"
+        ended = until(lambda: shown("1 running, 6 planned, 1 done", said))
+        assert said in ended[:-2]
         process.stdin.close()
         assert process.wait(600) == 0
     left = [line for line in screen.lines() if line]
-    assert left == [f"{sweep.records[0].id}  run.seed=0  done"]  # the table is gone, what was said stays
+    assert left == [said]  # the table is gone, what was said stays
 
 
 @pytest.mark.campaign("launchers")
