@@ -141,6 +141,8 @@ def test_text_under_every_layout_and_batch(
     alone: Alone,
 ) -> None:
     """Each kind of model, batches of 1, 3 and 8. Ranks are started for each: a process makes its groups once (``World.make_group``)."""
-    for name, folder in folders.items():
+    can = {name: folder for name, folder in folders.items() if not open_weights(Path(folder)).model.kv_heads % tensor}
+    assert len(can) >= 4
+    for name, folder in can.items():
         answers = answers_of(farm, tensor * pipeline * replicas, precision, {name: folder}, [(tensor, pipeline)], [1, 3, 8])
         assert check(alone, precision, answers) == len(SAMPLINGS) * 3 * len(PROMPTS)
