@@ -76,7 +76,10 @@ def _figures(raw: Path, path: Path, problem: RequestFit, fits: Mapping[str, Any]
 
 def _one(found: RequestSummary) -> Figures:
     errors, flags = found.errors, found.verdicts
-    times = {"timed": errors.count, "median": found.median, "p90": errors.p90, "bias": errors.bias} if errors else {"timed": 0}
+    times: Figures = {"timed": 0}
+    if errors:
+        times = {"timed": errors.count, "median": found.median, "row_median": errors.median, "p90": errors.p90, "bias": errors.bias}
+        times["inside"] = found.inside
     values = {"rows": found.rows, "predicted": found.predicted, **times, "f1": flags.f1 if flags else None}
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
 
@@ -88,11 +91,13 @@ def newest() -> Figures:
 
 def block(record: Mapping[str, Any]) -> str:
     """The figures of a record as the table that the documentation shows."""
-    lines = ["| table | model | timed | median error | left out | p90 | bias | F1 of memory |", "|---" * 8 + "|"]
+    heads = ("table", "model", "timed", "median of models", "of rows", "of models, left out", "p90", "in 90 %", "bias", "F1 of memory")
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for table in record["tables"]:
         for model, found in ((name, each) for name, each in table.items() if isinstance(each, dict)):
             f1 = "" if found["f1"] is None else f"{found['f1']:.3f}"
-            shares = " | ".join(f"{100 * found[name]:.1f} %" if name in found else "" for name in ("median", "left_out", "p90"))
+            names = ("median", "row_median", "left_out", "p90", "inside")
+            shares = " | ".join(f"{100 * found[name]:.1f} %" if name in found else "" for name in names)
             lines.append(f"| `{table['table']}` | {model} | {found['timed']} | {shares} | {found['bias']:.2f} | {f1} |")
     return "\n".join(lines) + "\n"
 

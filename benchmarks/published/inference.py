@@ -9,7 +9,7 @@ import re
 from typing import Any, NamedTuple
 
 from benchmarks.published.machine import GPUS
-from benchmarks.published.model import likely_heads
+from benchmarks.published.model import EXPERTS, latent_of, likely_heads
 from benchmarks.published.raw import RawRow
 from launcher.tables.inference import COLUMNS
 from trainer.shared.run.schema import RATED
@@ -51,8 +51,14 @@ CARDS = (
     (r"falcon.*\b40b", Card(60, 8192, 128, 8, 32768, 65024, head_width=64, family="gpt")),
     (r"falcon.*\b180b", Card(80, 14848, 232, 8, 59392, 65024, head_width=64, family="gpt")),
 )  # fmt: skip
-EXPERTS = r"mixtral|moe|\d+x\d+b|-a\d+b"
-"""Names of mixtures of experts, some of which have the name of a plain model in theirs."""
+MIXTURES = (
+    (r"mixtral.?8x7b", Card(32, 4096, 32, 8, 14336, 32000)), (r"mixtral.?8x22b", Card(56, 6144, 48, 8, 16384, 32768)),
+    (r"qwen3.?30b", Card(48, 2048, 32, 4, 6144, 151936)), (r"qwen3.?235b", Card(94, 4096, 64, 4, 12288, 151936)),
+    (r"minimax.?m2", Card(62, 3072, 48, 8, 1536, 200064)), (r"deepseek.?(v3|r1)", Card(61, 7168, 128, 128, 18432, 129280)),
+)  # fmt: skip
+"""Those of mixtures of experts, whose experts are in ``benchmarks.published.model``."""
+UNKNOWN_MIXTURES = r"moe|\d+x\d+b|-a\d+b"
+"""Names of others, some of which have the name of a plain model in theirs."""
 ENGINES = (
     (r"(trt-?llm|tensorrt).*(\bv?0\.[56]\b|performance\.md)", "tensorrt_llm_2023"), (r"trt-?llm|tensorrt", "tensorrt_llm"),
     (r"vllm", "vllm"), (r"sglang", "sglang"),
@@ -70,7 +76,7 @@ DOUBTED = r"superseded|inconsistent|do not agree|suspiciously|misprint"
 def of_batches(row: RawRow) -> dict[str, Any]:
     """Cells of a row of static batches."""
     card = _card(row.text("model"))
-    cells = _blank(row) | (card._asdict() if card else _model(row)) | _machine(row.text("gpu"))
+    cells = _blank(row) | (card._asdict() | _mixture(row.text("model")) if card else _model(row)) | _machine(row.text("gpu"))
     cells |= {"tensor": row.whole("tp"), "pipeline": row.whole("pp"), "batch": row.whole("batch"), "replicas": 1, "mode": "static"}
     cells |= {"input": row.number_of("input_len"), "output": row.number_of("output_len")}
     engine, assumed = _engine(row), {"kv": "as the weights", "gpus_per_node": "usual"}
@@ -107,9 +113,9 @@ def of_served(row: RawRow) -> dict[str, Any]:
     card = _card(name)
     cells = _blank(row) | _machine(row.text("system")) | {"source": "served load", "model": name or None}
     if card is not None:
-        cells |= card._asdict()
+        cells |= card._asdict() | _mixture(name)
     if (row.whole("moe_ep_size") or 1) > 1 or (row.whole("attention_dp_size") or 1) > 1:
-        cells["family"] = None  # a mixture of experts, or attention of a layout of its own
+        cells["family"] = None  # whole experts, or attention of a layout of its own
     cells |= {
         "tensor": row.whole("tp_size"),
         "pipeline": row.whole("pp_size"),
@@ -133,10 +139,19 @@ def of_served(row: RawRow) -> dict[str, Any]:
 
 
 def _card(name: str) -> Card | None:
-    """The model that a name says; None where it says none, or a mixture of experts."""
-    if re.search(EXPERTS, name, re.IGNORECASE):
-        return None
+    """The model that a name says; None where it says none that is known."""
+    mixture = next((card for pattern, card in MIXTURES if re.search(pattern, name, re.IGNORECASE)), None)
+    if mixture or re.search(UNKNOWN_MIXTURES, name, re.IGNORECASE):
+        return mixture
     return next((card for pattern, card in CARDS if re.search(pattern, name, re.IGNORECASE)), None)
+
+
+def _mixture(name: str) -> dict[str, int]:
+    """Cells of the experts and latents of the model that a name says."""
+    experts, latent = next((known for pattern, known, _ in EXPERTS if re.search(pattern, name, re.IGNORECASE)), None), latent_of(name)
+    cells = {"latent_queries": latent.query_rank, "latent_keys": latent.kv_rank}
+    sizes = (experts.count, experts.active, experts.ffn, experts.shared_ffn, experts.dense_layers) if experts else (0,) * 5
+    return cells | dict(zip(("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers"), sizes))
 
 
 def _tokens(row: RawRow) -> float | None:
@@ -149,7 +164,7 @@ def _tokens(row: RawRow) -> float | None:
 
 
 def _blank(row: RawRow) -> dict[str, Any]:
-    return dict.fromkeys(COLUMNS) | {"source": row.source or None, "model": row.text("model") or None}
+    return dict.fromkeys(COLUMNS) | _mixture("") | {"source": row.source or None, "model": row.text("model") or None}
 
 
 def _done(cells: dict[str, Any], assumed: dict[str, str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from launcher.cost.inputs.shape import Experts, LatentAttention
 EXPERTS = (
     # (name, experts, active, inner width, shared inner width, leading dense blocks, their inner width): public model cards
     (r"deepseek.?v3.*16b|deepseek.*16b", Experts(64, 6, 1408, 2816, 1), 10944),
-    (r"deepseek.?v3|deepseekv3", Experts(256, 8, 2048, 2048, 3), 18432),
+    (r"deepseek.?(v3|r1)", Experts(256, 8, 2048, 2048, 3), 18432),
     (r"kimi", Experts(384, 8, 2048, 2048, 1), 18432),
     (r"qwen3.?_?30b", Experts(128, 8, 768), 6144),
     (r"qwen3.?_?235b", Experts(128, 8, 1536), 12288),
@@ -23,6 +23,7 @@ EXPERTS = (
     (r"gpt.?oss.?20b", Experts(32, 4, 2880), 2880),
     (r"mixtral.?8x7b", Experts(8, 2, 14336), 14336),
     (r"mixtral.?8x22b", Experts(8, 2, 16384), 16384),
+    (r"minimax.?m2", Experts(256, 8, 1536), 1536),
     (r"grok", Experts(8, 2, 32768), 32768),
 )
 LATENT = LatentAttention(1536, 512)
@@ -41,7 +42,7 @@ def model_cells(row: RawRow, source: Source) -> dict[str, Any]:
         cells["ffn"] = inner or cells["ffn"] or (64 * math.ceil(8 * hidden / 3 / 64) if llama else 4 * hidden)
     cells["kv_heads"] = cells["kv_heads"] or cells["heads"]
     cells["vocab"] = cells["vocab"] or source.vocab or (32000 if llama else 51200)
-    latent = LATENT if arch == "moe" and re.search("deepseek|kimi", row.text("model"), re.IGNORECASE) else LatentAttention(0, 0)
+    latent = latent_of(row.text("model")) if arch == "moe" else LatentAttention(0, 0)
     cells["head_width"] = 128.0 if latent.query_rank else _head_width(row, hidden, cells["heads"]) if hidden else None
     cells["tied"] = not llama if source.tied is None else source.tied
     cells |= pair_cells(row)
@@ -55,6 +56,11 @@ def model_cells(row: RawRow, source: Source) -> dict[str, Any]:
     cells |= {"latent_queries": latent.query_rank, "latent_keys": latent.kv_rank}
     sizes = (experts.count, experts.active, experts.ffn, experts.shared_ffn, experts.dense_layers) if experts else (None,) * 5
     return cells | dict(zip(("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers"), sizes))
+
+
+def latent_of(name: str) -> LatentAttention:
+    """The latents of the mixture of experts of that name; ranks of 0 for one without."""
+    return LATENT if re.search("deepseek|kimi", name, re.IGNORECASE) else LatentAttention(0, 0)
 
 
 def _head_width(row: RawRow, hidden: int, heads: int) -> float:

@@ -113,9 +113,7 @@ class ServingPolicy:
         axes = ("tensor", "pipeline", "replicas", "batch") if whole else ("tensor", "pipeline", "batch")
         place = np.log2(np.stack([table[name] for name in axes], axis=1).astype(float))
         settings = self.problem.config.search
-        self.search = FrontSearch(
-            seconds, planned.values["cost"][rows] / seconds, place, planned.case.constants.layout_spread, settings.tolerance
-        )
+        self.search = FrontSearch(seconds, planned.values["cost"][rows] / seconds, place, planned.case.layout_spread, settings.tolerance)
 
     def ask(self, count: int = 1) -> list[SearchTrial] | Stop:
         """The candidates to measure now, or the reason to stop."""
@@ -194,7 +192,7 @@ def serving_problem(config: Config, planned: InferencePlan) -> ServingProblem:
         raise ConfigError(f"{planned.hopeless} (trireme plan task=inference says more)")
     seconds, cost, best = planned.values["latency_ms"], planned.values["cost"], planned.front
     beaten = np.minimum(*behind(seconds, cost, best))[rows].max(axis=1)
-    hopeful = beaten <= HOPELESS * planned.case.constants.layout_spread
+    hopeful = beaten <= HOPELESS * planned.case.layout_spread
     named = [row for row in planned.recommended.values() if row is not None]
     return ServingProblem(config, planned, rows[hopeful | np.isin(rows, named)])
 

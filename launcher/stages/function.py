@@ -128,7 +128,7 @@ def _point(app: Application, settings: Config, store: Store, job: DictConfig) ->
 
 
 def _source(function: TaskFunction) -> str:
-    """Returns a function's own lines; "" for what has none, as a callable object."""
+    """Returns a function's own lines; "" for a callable object, or another that has none."""
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):

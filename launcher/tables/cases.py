@@ -88,8 +88,7 @@ def _check(row: MeasuredRun, shape: Shape, layout: np.void) -> None:
 
 def shape_of(row: MeasuredRun) -> Shape:
     """The model of a row. Raises ``Unanswerable`` where it is not known, ``ConfigError`` for a wrong change."""
-    experts = Experts(*map(row.known, ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers")))
-    latent = LatentAttention(row.known("latent_queries"), row.known("latent_keys"))
+    experts, latent = mixture_of(row)
     sizes = {name: row.known(name) for name in SIZES}
     shape = Shape(
         **sizes,
@@ -101,10 +100,17 @@ def shape_of(row: MeasuredRun) -> Shape:
         frozen=row.known("adapters"),
         adapted=tuple(row.known("adapter_targets")),
         rank=row.known("adapter_rank"),
-        experts=experts if experts.count else None,
-        latent=latent if latent.query_rank else None,
+        experts=experts,
+        latent=latent,
     )
     return dataclasses.replace(shape, added=shape.low_rank_parameters)
+
+
+def mixture_of(row: MeasuredRun) -> tuple[Experts | None, LatentAttention | None]:
+    """Returns a row's experts and latents; None for what its model has not. Raises ``Unanswerable`` where that is not known."""
+    experts = Experts(*map(row.known, ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers")))
+    latent = LatentAttention(row.known("latent_queries"), row.known("latent_keys"))
+    return experts if experts.count else None, latent if latent.query_rank else None
 
 
 def _configured(row: MeasuredRun) -> ModelConfig:

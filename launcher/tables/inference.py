@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from launcher.config.engine import EngineProfile
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainers import engine, engine_names
 from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
+from launcher.cost.inference.case import NINE_OF_TEN
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape, family_traits
 from launcher.cost.thresholds import FITS
 from launcher.tables import canonical
 from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
+from launcher.tables.cases import mixture_of
 from launcher.tables.metrics import Errors, Verdicts, by_cell, check_unit
 from launcher.tables.predictions import stacked
 from trainer.shared.run.schema import RATED, ModelConfig
@@ -31,8 +33,11 @@ from trainer.shared.run.schema import RATED, ModelConfig
 MODES = ("static", "closed", "open")
 _SHARED = ("source", "model", "family", "layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab", "tied")
 _MACHINE = ("hardware", "gpus_per_node")
+_MIXTURE = ("experts", "experts_active", "experts_ffn", "experts_shared_ffn", "dense_layers", "latent_queries", "latent_keys")
 COLUMNS: dict[str, TableColumn] = {
-    **{name: canonical.COLUMNS[name] for name in (*_SHARED, *_MACHINE)},
+    **{name: canonical.COLUMNS[name] for name in _SHARED},
+    **{name: replace(canonical.COLUMNS[name], absent="0") for name in _MIXTURE},
+    **{name: canonical.COLUMNS[name] for name in _MACHINE},
     **{
         column.name: column
         for column in (
@@ -76,6 +81,7 @@ class JudgedRequest:
     fits: float | None = None
     memory_bytes: float | None = None
     capacity: float | None = None
+    spread: float = 0.0  # relative standard error of its times
     reason: str = ""
 
     @property
@@ -83,6 +89,11 @@ class JudgedRequest:
         """Returns (predicted, measured) seconds of the judged quantity."""
         measured = measured_seconds(self.row)
         return None if measured is None or self.judged_s is None else (self.judged_s, measured)
+
+    @property
+    def inside(self) -> bool | None:
+        """Returns whether the measurement is in the interval that has nine of ten; None without both."""
+        return None if (pair := self.pair) is None else abs(np.log(pair[0] / pair[1])) <= NINE_OF_TEN * self.spread
 
     @property
     def whole(self) -> bool:
@@ -93,12 +104,13 @@ class JudgedRequest:
 
 @dataclass(frozen=True)
 class RequestSummary:
-    """Figures of a selection of rows; ``median`` has every model count the same, however many rows it has."""
+    """Figures of a selection of rows; ``median`` has every model count the same, however many rows it has, that of ``errors`` every row."""
 
     rows: int
     predicted: int
     errors: Errors | None
     median: float | None
+    inside: float | None  # share of the rows in the interval that has nine of ten
     verdicts: Verdicts | None
 
 
@@ -140,7 +152,8 @@ def shape_of(row: MeasuredRun) -> Shape:
     traits = family_traits(ModelConfig(row.known("family"), seq=1))
     names = ("layers", "hidden", "heads", "kv_heads", "head_width", "ffn", "vocab")
     sizes = {name: row.known(name) for name in names}
-    return Shape(**sizes, seq=1, gated=traits["gated"], tied=bool(row["tied"]), biases=traits["biases"])
+    experts, latent = mixture_of(row)
+    return Shape(**sizes, seq=1, gated=traits["gated"], tied=bool(row["tied"]), biases=traits["biases"], experts=experts, latent=latent)
 
 
 def cases(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> tuple[list[tuple[InferenceCase, list[int]]], dict[int, str]]:
@@ -161,7 +174,12 @@ def cases(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> t
 
 def _kind(row: MeasuredRun, shape: Shape, device: Device) -> tuple[Any, ...]:
     """Rows of one kind are predicted together."""
-    return (row["mode"], judged_by(row), repr(device), row["engine"], row["weights"], row["kv"], shape.gated, shape.tied, shape.biases)
+    return (row["mode"], judged_by(row), repr(device), row["engine"], row["weights"], row["kv"], *_structure(shape))
+
+
+def _structure(shape: Shape) -> tuple[Any, ...]:
+    """Returns the traits of a model that are not numbers, in which the shapes of a case are alike."""
+    return shape.gated, shape.tied, shape.biases, shape.experts is None, shape.latent is None
 
 
 def _parts(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Shape, Device, EngineProfile]:
@@ -175,6 +193,8 @@ def _parts(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Shape
         raise Unanswerable(f"engine {row['engine']} is not described")
     if row.known("tensor") > shape.heads or row.known("pipeline") > shape.layers:
         raise Unanswerable("more ranks than heads or layers")
+    if shape.heads % row.known("tensor"):
+        raise Unanswerable("tensor degree does not divide the heads")
     return shape, Device.of(hardware[name], row.known("gpus_per_node")), engine(row.known("engine"))
 
 
@@ -210,7 +230,9 @@ def judge(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> l
         columns = np.stack(np.broadcast_arrays(made.latency, made.ttft, made.tpot, judged, made.fits, memory), axis=1)
         for place, position in enumerate(members):
             latency, ttft, tpot, seconds, fits, needed = map(float, columns[place])
-            found[position] = JudgedRequest(rows[position], latency, ttft, tpot, seconds, fits, needed, case.device.memory)
+            found[position] = JudgedRequest(
+                rows[position], latency, ttft, tpot, seconds, fits, needed, case.device.memory, case.error_spread
+            )
     return [found[i] for i in range(len(rows))]
 
 
@@ -220,8 +242,16 @@ def summary(judged: Sequence[JudgedRequest]) -> RequestSummary:
     told = [flag for j in judged if (flag := _verdict(j)) is not None]
     models = [model for model, _ in timed]
     median = weighted_median([abs(p / m - 1) for _, (p, m) in timed], models) if timed else None
+    inside = [flag for j in judged if (flag := j.inside) is not None]
     predicted = sum(j.latency_s is not None for j in judged)
-    return RequestSummary(len(judged), predicted, Errors.of([pair for _, pair in timed]), median, Verdicts.of(told) if told else None)
+    return RequestSummary(
+        len(judged),
+        predicted,
+        Errors.of([pair for _, pair in timed]),
+        median,
+        sum(inside) / len(inside) if inside else None,
+        Verdicts.of(told) if told else None,
+    )
 
 
 def _verdict(judged: JudgedRequest) -> tuple[bool, bool, float, float] | None:

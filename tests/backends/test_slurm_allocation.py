@@ -132,8 +132,7 @@ def test_trials_outlive_their_allocation_in_another_one(slurm: Slurm, tmp_path: 
     running = Running(tmp_path, *(step(seed=seed, behaviour="sleep 1", python=python) for seed in (1, 2)))
     until(lambda: list(tmp_path.glob("trials/*/starts")))
     (name,) = entries(tmp_path)
-    subprocess.run(["scancel", "--signal=KILL", "--batch", f"--name={name}"], check=True)
-    subprocess.run(["scancel", "--signal=KILL", f"--name={name}"], check=True)
+    subprocess.run(["scancel", "--signal=KILL", "--batch", f"--name={name}"], check=True)  # without --batch it would be cancelled
     done = running.ended()
     assert [record.status for record in done] == [Status.DONE] * 2, [record.detail for record in done]
     assert len(entries(tmp_path)) == 2

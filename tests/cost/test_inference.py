@@ -12,11 +12,11 @@ from launcher.config.constants import constant_entries
 from launcher.config.hardware import shipped_hardware
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainers import engine, engine_names
-from launcher.cost.inference import SERVING_DTYPE, HostCosts, InferenceCase, closed, opened, static
+from launcher.cost.inference import SERVING_DTYPE, HostCosts, InferenceCase, closed, opened, passes, static
 from launcher.cost.inference import memory as bytes_of
-from launcher.cost.inference.case import group
+from launcher.cost.inference.case import group, visited
 from launcher.cost.inputs.device import Device
-from launcher.cost.inputs.shape import Shape
+from launcher.cost.inputs.shape import Experts, LatentAttention, Shape
 
 GPT_175B = Shape(layers=96, hidden=12288, heads=96, kv_heads=96, head_width=128, ffn=49152, vocab=51200, seq=2048)
 LLAMA_8B = Shape(
@@ -380,3 +380,62 @@ def test_our_generator_lets_nothing_wait_so_that_a_loop_beyond_the_memory_does_n
     room = int(closed(asked((1, 1, 1, 1), name="trireme")).room[0])
     few, many = closed(asked((1, 1, 1, 8), (1, 1, 1, 4 * room), name="trireme")).fits
     assert few > 0.5 > many
+
+
+MIXTRAL = dataclasses.replace(LLAMA_8B, vocab=32000, experts=Experts(8, 2, 14336))
+
+
+def test_a_mixture_of_one_expert_is_the_model_with_that_mlp_but_for_its_routing() -> None:
+    """The router's vector, five kernels, and the expert's result written and read once more."""
+    layouts, one = [(1, 1, 1, 1), (2, 2, 1, 8), (4, 1, 2, 300)], dataclasses.replace(LLAMA_8B, experts=Experts(1, 1, LLAMA_8B.ffn))
+    dense, mixture = asked(*layouts), asked(*layouts, shape=one)
+    for tokens in (1.0, 100.0, 1e5):
+        assert passes.products(mixture, tokens) == pytest.approx(passes.products(dense, tokens), rel=1e-3)
+    routed = 2 * dense.constants.pointwise * LLAMA_8B.hidden * 2 / (dense.device.bandwidth * dense.network.bandwidth)
+    load = passes.Load(running=100.0, context=1000.0)
+    assert passes.pointwise(mixture, load) - passes.pointwise(dense, load) == pytest.approx(100 * routed * np.ones(3))
+    assert passes.launching(mixture) - passes.launching(dense) == pytest.approx(5 * dense.constants.kernel_graph)
+    assert bytes_of.matrices(mixture) == pytest.approx(bytes_of.matrices(dense), rel=1e-3)
+
+
+def test_a_token_reads_the_experts_that_it_visits_and_many_tokens_read_all() -> None:
+    case = asked((1, 1, 1, 1), shape=MIXTRAL)
+    assert visited(case, 1.0) == pytest.approx(2) and visited(case, 2.0) == pytest.approx(8 * (1 - 0.75**2)) and visited(case, 500.0) == 8
+    seconds = np.array([float(passes.products(case, tokens)[0]) for tokens in (1.0, 2.0, 4.0, 64.0)])
+    read = np.array([2, 3.5, 8 * (1 - 0.75**4), 8]) * 3 * 4096 * 14336 + LLAMA_8B.attention_parameters + 4096 * 8
+    assert seconds == pytest.approx(2 * read / (case.device.bandwidth * case.constants.weights_bandwidth), rel=1e-6)
+    many = float(passes.products(case, 1e6)[0])
+    work = 2e6 * (2 * 3 * 4096 * 14336 + LLAMA_8B.attention_parameters + 4096 * 8)
+    assert many == pytest.approx(work / (case.device.rate("bf16") * case.constants.matrix), rel=1e-3)
+
+
+def test_a_rank_holds_its_part_of_every_expert_and_leading_layers_without_any_are_counted() -> None:
+    """Of 12 layers of which 3 lead without experts, the second of two stages has six with them."""
+    shape = dataclasses.replace(LLAMA_8B, layers=12, ffn=1000, experts=Experts(64, 6, 500, 700, 3))
+    attention, mlp, wide = shape.attention_parameters, 3 * 4096 * 1000, 3 * 4096 * (64 * 500 + 700)
+    whole, half, split = bytes_of.matrices(asked((1, 1, 1, 1), (1, 2, 1, 1), (4, 1, 1, 1), shape=shape))
+    assert whole == pytest.approx(12 * attention + 3 * mlp + 9 * (wide + 64 * 4096))
+    assert half == pytest.approx(6 * (attention + wide + 64 * 4096))
+    assert split == pytest.approx((12 * attention + 3 * mlp + 9 * wide) / 4 + 9 * 64 * 4096)
+    assert whole + 12 * shape.small_parameters == pytest.approx(shape.layers * shape.block_parameters)
+
+
+def test_a_window_ends_what_a_token_reads_and_a_wide_one_changes_nothing() -> None:
+    """Five of six layers look back 512 tokens."""
+    windows = [dataclasses.replace(LLAMA_8B, layers=30, window=window, full_every=6) for window in (0, 512, 9000)]
+    none, near, wide = (asked((1, 1, 1, 64), shape=shape, lengths=(8000, 256)) for shape in windows)
+    running = passes.Load(running=64.0, context=8000.0)
+    reads = [float(passes.cached_attention(case, running)[0]) for case in (none, near, wide)]
+    assert reads[1] == pytest.approx(reads[0] * (1 / 6 + 5 / 6 * 512 / 8000)) and reads[2] == pytest.approx(reads[0])
+    prompts = [float(passes.prompt_attention(case, passes.Load(1.0, 8000.0))[0]) for case in (none, near, wide)]
+    assert prompts[0] / 6 < prompts[1] < prompts[0] / 3 and prompts[2] == pytest.approx(prompts[0])
+
+
+def test_latents_are_computed_with_longer_than_they_are_read_where_many_queries_share_them() -> None:
+    latent = LatentAttention(1536, 512)
+    case = asked((1, 1, 1, 1), shape=dataclasses.replace(LLAMA_8B, heads=128, kv_heads=128, latent=latent))
+    seconds = float(passes.cached_attention(case, passes.Load(running=1.0, context=1e6))[0])
+    assert seconds == pytest.approx(2e6 * 128 * (2 * 512 + 64) / (case.device.peak("bf16") * case.constants.flash))
+    few = dataclasses.replace(case, shape=dataclasses.replace(case.shape, heads=8, kv_heads=8))
+    read = 1e6 * 2 * (512 + 64) / (case.device.bandwidth * case.constants.kv_bandwidth)
+    assert float(passes.cached_attention(few, passes.Load(running=1.0, context=1e6))[0]) == pytest.approx(read)

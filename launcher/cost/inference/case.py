@@ -16,9 +16,13 @@ from launcher.cost.inputs.constants import SHIPPED, Constants
 from launcher.cost.inputs.device import BYTES, Device
 from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Array, Shape
+from trainer.shared.families import block
 
 SERVING_DTYPE = np.dtype([("tensor", "i4"), ("pipeline", "i4"), ("replicas", "i4"), ("batch", "i4")])
 """A layout of a served model: ranks of a replica, replicas, and requests in flight per replica."""
+
+NINE_OF_TEN = 1.645
+"""Half-width, in standard errors, of the interval that holds nine of ten."""
 
 
 @dataclass(frozen=True)
@@ -128,16 +132,46 @@ class InferenceCase:
         return "bf16" if self.weights in ("fp8", "fp4") else self.weights
 
     @cached_property
+    def sparse(self) -> Array:
+        """Share of the layers that have experts in place of an MLP."""
+        return self.shape.expert_layers / self.shape.layers
+
+    @cached_property
     def rank_parameters(self) -> Array:
-        """Matrix parameters of a layer on one rank."""
-        whole = self.shape.latent_parameters
-        return (self.shape.attention_parameters + self.shape.mlp_parameters - whole) / self.tensor + whole
+        """Matrix parameters of a layer on one rank that every token is multiplied with, the mean of all layers: routed experts left out."""
+        s = self.shape
+        attention = (s.attention_parameters - s.latent_parameters) / self.tensor + s.latent_parameters
+        return attention + (1 - self.sparse) * s.mlp_parameters / self.tensor + self.sparse * self.shared_parameters
+
+    @property
+    def shared_parameters(self) -> Array:
+        """Matrix parameters on one rank of what a layer with experts has beside those: shared ones, split, and the router, whole."""
+        s = self.shape
+        if s.experts is None:
+            return 0.0
+        router = block.router(s, s.experts).elements
+        return (s.shared_mlp_parameters - router) / self.tensor + router
+
+    @cached_property
+    def expert_parameters(self) -> Array:
+        """Matrix parameters of one routed expert on one rank: every tensor rank has a part of each."""
+        return 0.0 if self.shape.experts is None else self.shape.expert_parameters / self.shape.experts.count / self.tensor
 
     @cached_property
     def kv_per_token(self) -> np.ndarray:
         """Bytes of keys and values, or of latents, per token and layer on one rank: heads are copied where there are more ranks than
         heads."""
         return np.maximum(self.shape.cached_heads / self.tensor, 1) * self.shape.cached_width * BYTES[self.kv]
+
+    @property
+    def error_spread(self) -> float:
+        """Relative standard error of a time."""
+        return self.constants.error_spread if self.shape.experts is None else self.constants.mixture_spread
+
+    @property
+    def layout_spread(self) -> float:
+        """That of one layout and batch against others."""
+        return self.constants.layout_spread if self.shape.experts is None else self.constants.mixture_layout_spread
 
     @property
     def context(self) -> Array:
@@ -154,6 +188,12 @@ class InferenceCase:
             constants=self.constants.on(LIGHT),
             network=self.network.on(FAST),
         )
+
+
+def visited(case: InferenceCase, tokens: Array) -> Array:
+    """Experts of a layer that any of ``tokens`` visits, if each draws its ``k`` of ``E`` by chance: E (1 - (1 - k / E)^tokens)."""
+    e = case.shape.experts
+    return 0.0 if e is None else e.count * (1 - (1 - np.asarray(e.active / e.count)) ** np.asarray(tokens, float))
 
 
 def group(case: InferenceCase, tokens: Array, batch: Array) -> np.ndarray:

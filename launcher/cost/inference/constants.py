@@ -37,6 +37,8 @@ class InferenceConstants:
     waves: float  # and where prompts go first
     error_spread: float  # relative standard error of a time
     layout_spread: float  # and of that of one layout and batch against others of the same model, device, engine and lengths
+    mixture_spread: float  # relative standard error of a time of a mixture of experts
+    mixture_layout_spread: float  # and of one layout and batch of it against others
     oom_spread: float  # relative standard error of the memory estimate
 
     def on(self, own: Mapping[str, float]) -> InferenceConstants:

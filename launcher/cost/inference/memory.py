@@ -27,7 +27,7 @@ def fixed(case: InferenceCase, sequences: Array) -> Parts:
     copies = np.where((case.pipeline > 1) & (not m.embedding_everywhere), 1, whole)
     shards = case.tensor if m.embedding_sharded else 1.0
     return {
-        WEIGHTS: layers(case) * (case.rank_parameters * case.weight_bytes + s.small_parameters * 2),
+        WEIGHTS: matrices(case) * case.weight_bytes + layers(case) * (s.small_parameters + s.expert_biases) * 2,
         EMBEDDING: copies * s.vocab * s.hidden * case.width / shards + np.zeros_like(case.tensor),
         BUFFERS: buffers(case, sequences),
         RUNTIME: np.full_like(case.tensor, 0.0 if case.device.host else m.runtime_gb * 1e9),
@@ -37,6 +37,17 @@ def fixed(case: InferenceCase, sequences: Array) -> Parts:
 def layers(case: InferenceCase) -> np.ndarray:
     """Layers of the fullest stage."""
     return np.ceil(case.shape.layers / case.pipeline)
+
+
+def matrices(case: InferenceCase) -> np.ndarray:
+    """Matrix parameters of the fullest stage on one rank, all experts of its layers counted."""
+    s, held = case.shape, layers(case)
+    if s.experts is None:
+        return held * case.rank_parameters
+    sparse = np.minimum(np.ceil(held / s.experts.every), s.expert_layers)  # a stage behind the leading dense layers has no others
+    dense = (held - sparse) * s.mlp_parameters / case.tensor
+    attention = case.rank_parameters - (1 - case.sparse) * s.mlp_parameters / case.tensor - case.sparse * case.shared_parameters
+    return held * attention + dense + sparse * (case.shared_parameters + s.experts.count * case.expert_parameters)
 
 
 def per_sequence(case: InferenceCase) -> np.ndarray:

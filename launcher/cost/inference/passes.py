@@ -2,17 +2,19 @@
 
 A layer of ``T`` tokens takes the longer of reading its weights (n w / t bytes) and computing its products (2 n T / t operations), its
 attention (of prompts: computed; of running requests: keys and values read), reads and writes of activations, two sums over the tensor
-ranks, and the launching of its kernels. A product of few rows computes on a whole tile: its rows count ``short_rows`` more.
+ranks, and the launching of its kernels. A product of few rows computes on a whole tile: its rows count ``short_rows`` more. In a layer
+with experts the same holds of the ``A`` that any token visits (``visited``), each of ``m`` parameters: A m w / t bytes, and
+2 m (k T + A short_rows) / t operations for the k that each token visits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from launcher.cost.inference.case import InferenceCase
+from launcher.cost.inference.case import InferenceCase, visited
 from launcher.cost.inputs.device import BYTES
 from launcher.cost.inputs.groups import PlacedGroup
 from launcher.cost.inputs.shape import Array
@@ -20,9 +22,15 @@ from launcher.cost.parts import ATTENTION, HOST, MATRICES, POINTWISE, TENSOR, Pa
 from launcher.cost.time import collectives, matmul
 from trainer.shared.families import block
 from trainer.shared.parallel.boundary import boundary_elements
+from trainer.shared.run import flops
 
 CASTS = 4
 """Kernels of a layer that bring the inputs of products into 8 or 4 bits."""
+ROUTING = 5
+"""Kernels of a layer that route tokens to experts: scores, choice, sorting of the tokens by expert (two), sum of what comes back (vLLM,
+model_executor/layers/fused_moe/fused_moe.py)."""
+SHARED = 4
+"""And those of experts that every token visits: two products, the operation between them, an addition."""
 HEAD, SAMPLING, TRANSFERS = "head", "sampling", "pipeline transfers"
 
 
@@ -57,18 +65,40 @@ def forward(case: InferenceCase, load: Load) -> Parts:
 
 def products(case: InferenceCase, tokens: Array) -> np.ndarray:
     """Seconds of a layer's weight products."""
+    e = case.shape.experts
     if case.device.host:
-        return np.where(tokens > 0, sum(product(case, tokens, *size) for size in sizes(case)), 0.0)
-    c, n = case.constants, case.rank_parameters
-    read = n * case.weight_bytes / (case.device.bandwidth * c.weights_bandwidth)
-    computed = 2 * n * (tokens + c.short_rows) / (case.device.rate(case.weights) * c.matrix)
-    return np.where(tokens > 0, np.maximum(read, computed), 0.0)
+        whole = _on_host(case, tokens)
+    else:
+        whole = _multiplied(case, case.rank_parameters, 1.0, tokens)
+        if e is not None:
+            whole = whole + case.sparse * _multiplied(case, case.expert_parameters, visited(case, tokens), tokens * e.active)
+    return np.where(tokens > 0, whole, 0.0)
 
 
-def sizes(case: InferenceCase) -> list[tuple[Array, Array]]:
-    """Outer and inner size of a layer's weight products on one rank."""
-    s, t = case.shape, case.tensor
-    every = [each for each in (*s.attention, *block.mlp(s)) if np.any(each.inputs)]
+def _multiplied(case: InferenceCase, parameters: Array, copies: Array, rows: Array) -> np.ndarray:
+    """Seconds of products of ``rows`` in all with ``copies`` matrices of ``parameters`` each: weights read, or operations, if longer."""
+    c, device = case.constants, case.device
+    read = copies * parameters * case.weight_bytes / (device.bandwidth * c.weights_bandwidth)
+    return np.maximum(read, 2 * parameters * (rows + copies * c.short_rows) / (device.rate(case.weights) * c.matrix))
+
+
+def _on_host(case: InferenceCase, tokens: Array) -> Array:
+    """Seconds of a layer's weight products by the rates of the host; one expert after the other."""
+    s, e = case.shape, case.shape.experts
+    seconds = sum(product(case, tokens, *size) for size in sizes(case, s.attention))
+    ordinary = sum(product(case, tokens, *size) for size in sizes(case, block.mlp(s)))
+    if e is None:
+        return seconds + ordinary
+    called = np.maximum(visited(case, tokens), 1.0)
+    routed = called * sum(product(case, tokens * e.active / called, *size) for size in sizes(case, s.routed))
+    beside = sum(product(case, tokens, *size) for size in sizes(case, [*block.shared(s, e), block.router(s, e)]))
+    return seconds + (1 - case.sparse) * ordinary + case.sparse * (routed + beside)
+
+
+def sizes(case: InferenceCase, matrices: Iterable[block.Matrix]) -> list[tuple[Array, Array]]:
+    """Outer and inner size of the products with ``matrices`` on one rank."""
+    t = case.tensor
+    every = [each for each in matrices if np.any(each.inputs)]
     return [(m.outputs, m.inputs / t) if m.reduces else (m.outputs / t + m.whole, m.inputs) for m in every]
 
 
@@ -80,7 +110,8 @@ def product(case: InferenceCase, rows: Array, outer: Array, inner: Array) -> Arr
 def prompt_attention(case: InferenceCase, load: Load) -> Array:
     """Seconds of a layer's attention over prompts: half of the scores in one kernel, all of them written to memory without."""
     c, s = case.constants, case.shape
-    scores = load.prompts * load.length**2 * s.heads / case.tensor
+    keys = seen(case, load.length, flops.seen_keys(np.maximum(load.length, 1.0), s.window))
+    scores = load.prompts * load.length * keys * s.heads / case.tensor
     width = (s.turned_width + s.value_width) / 2 / s.heads
     if s.latent is not None and case.engine.own:  # queries meet latents, which are the values, too (trainer/generate/cache.py)
         width = s.latent.kv_rank + s.latent.rotary / 2
@@ -93,8 +124,21 @@ def prompt_attention(case: InferenceCase, load: Load) -> Array:
 
 def cached_attention(case: InferenceCase, load: Load) -> Array:
     """Seconds to read the keys and values of running requests: once for all query heads that share them, or for each of those."""
-    times = 1.0 if case.engine.shared_keys else case.shape.heads / np.maximum(case.shape.cached_heads, case.tensor)
-    return times * load.running * load.context * case.kv_per_token / (case.device.bandwidth * case.constants.kv_bandwidth)
+    s = case.shape
+    entries = load.running * seen(case, load.context, np.minimum(load.context, s.window))
+    times = 1.0 if case.engine.shared_keys else s.heads / np.maximum(s.cached_heads, case.tensor)
+    read = times * entries * case.kv_per_token / (case.device.bandwidth * case.constants.kv_bandwidth)
+    if s.latent is None:
+        return read
+    # all queries share a latent, so that there is more to compute than to read
+    work = 2 * entries * s.heads / case.tensor * (2 * s.latent.kv_rank + s.latent.rotary)
+    return np.maximum(read, work / (case.device.peak(case.vectors) * case.constants.flash))
+
+
+def seen(case: InferenceCase, all_keys: Array, near: Array) -> Array:
+    """Keys that a layer's queries see, the mean of all layers, of which those with a window see ``near``."""
+    s = case.shape
+    return all_keys if not np.any(s.window) else s.full_attention * all_keys + (1 - s.full_attention) * near
 
 
 class Traffic(NamedTuple):
@@ -124,11 +168,23 @@ def pointwise(case: InferenceCase, load: Load) -> Array:
     slower = c.separate if case.engine.activations == "separate" else 1.0
 
     def elements(kind: Traffic) -> Array:
-        split = kind.queries * s.query_width + kind.keys * s.kv_width + s.mlp_matrices * s.ffn
-        return kind.hidden * s.hidden + split / case.tensor
+        split = kind.queries * s.query_width + kind.keys * s.kv_width + s.mlp_matrices * inner(case)
+        return (kind.hidden + 2 * visits(case)) * s.hidden + split / case.tensor
 
     moved = load.prompts * load.length * slower * elements(of_prompts) + load.running * elements(of_tokens)
     return moved * case.width * c.pointwise / (case.device.bandwidth * case.network.bandwidth)
+
+
+def inner(case: InferenceCase) -> Array:
+    """Inner widths that a token passes in the MLP of a layer, or in all experts that it visits; the mean of all layers."""
+    e, ordinary = case.shape.experts, (1 - case.sparse) * case.shape.ffn
+    return ordinary if e is None else ordinary + case.sparse * (e.active * e.ffn + e.shared_ffn)
+
+
+def visits(case: InferenceCase) -> Array:
+    """Results of experts for a token, which are written and then summed up; the mean of all layers."""
+    e = case.shape.experts
+    return 0.0 if e is None else case.sparse * e.active
 
 
 def casting(case: InferenceCase, tokens: Array) -> Array:
@@ -136,7 +192,7 @@ def casting(case: InferenceCase, tokens: Array) -> Array:
     s = case.shape
     if BYTES[case.weights] >= 2:
         return 0.0 * tokens
-    elements = 2 * s.hidden + (s.query_width + s.ffn) / case.tensor
+    elements = 2 * s.hidden + (s.query_width + inner(case)) / case.tensor
     return tokens * elements * case.network.cast_bytes / (case.device.bandwidth * case.network.bandwidth)
 
 
@@ -159,12 +215,13 @@ def all_reduce(case: InferenceCase, tokens: Array) -> np.ndarray:
     return np.where(group.size > 1, seconds, 0.0)
 
 
-def launching(case: InferenceCase) -> float:
+def launching(case: InferenceCase) -> Array:
     """Seconds of a layer's launches that the device waits for."""
     if case.costs is not None:
         return case.costs.block
-    casts = 0 if BYTES[case.weights] >= 2 else CASTS
-    return (case.engine.launches_per_layer + casts) * float(getattr(case.constants, f"kernel_{case.engine.launch}"))
+    e, casts = case.shape.experts, 0 if BYTES[case.weights] >= 2 else CASTS
+    routing = 0.0 if e is None else case.sparse * (ROUTING + SHARED * (np.asarray(e.shared_ffn) > 0))
+    return (case.engine.launches_per_layer + casts + routing) * float(getattr(case.constants, f"kernel_{case.engine.launch}"))
 
 
 def transfers(case: InferenceCase, tokens: Array) -> np.ndarray:

@@ -16,7 +16,7 @@ from launcher.labels import percent
 from launcher.tables.inference import JudgedRequest, RequestSummary, by_model, check_units, judge, read, summary
 
 COLUMNS = ("row", "latency_ms", "ttft_ms", "tpot_ms", "memory_gb", "oom", "reason")
-HEADS = ("model", "rows", "timed", "median error", "p90", "bias", "out of memory", "F1")
+HEADS = ("model", "rows", "timed", "median of models", "median of rows", "p90", "bias", "in 90 %", "out of memory", "F1")
 
 
 def serving_table(path: str, trainer: TrainerProfile | None, with_sweeps: bool) -> GoalTable:
@@ -37,7 +37,10 @@ def _shown(found: Mapping[str, RequestSummary], missing: Counter[str]) -> Iterat
         if each.predicted:
             rows += [None] if name == "all" else []
             errors, flags = each.errors, each.verdicts
-            times = [str(errors.count), percent(each.median), percent(errors.p90), f"{errors.bias:.2f}"] if errors else [""] * 4
+            times = [""] * 6
+            if errors:
+                medians = percent(each.median), percent(errors.median)
+                times = [str(errors.count), *medians, percent(errors.p90), f"{errors.bias:.2f}", percent(each.inside)]
             short = [str(flags.short), "" if flags.f1 is None else f"{flags.f1:.3f}"] if flags else ["", ""]
             rows.append((name, str(each.rows), *times, *short))
     yield Grid(HEADS, rows, "inference", figures=True)

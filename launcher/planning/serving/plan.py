@@ -19,6 +19,7 @@ from launcher.config.inference import SlaConfig, WorkloadConfig
 from launcher.config.schema import Config
 from launcher.cost.calibration import measured
 from launcher.cost.inference import HostCosts, InferenceCase, InferenceEstimate, closed, opened, static
+from launcher.cost.inference.case import NINE_OF_TEN
 from launcher.cost.inputs.device import Device, check_network
 from launcher.cost.inputs.shape import Shape
 from launcher.cost.parts import scale
@@ -31,8 +32,6 @@ from trainer.shared.run.derived import resolve_model
 MEMORY = "memory: weights and one request's keys and values do not fit, or a whole static batch's"
 SATURATED = "load: more arrives than is served"
 DOMINATED = "dominated: another one answers as fast and costs no more"
-NINE_OF_TEN = 1.645
-"""Half-width, in standard errors, of the interval that holds nine of ten."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class InferencePlan:
     @property
     def interval(self) -> tuple[float, float]:
         """Returns the factors on a predicted time between which nine of ten measurements lie."""
-        wide = math.exp(NINE_OF_TEN * self.case.constants.error_spread)
+        wide = math.exp(NINE_OF_TEN * self.case.error_spread)
         return 1 / wide, wide
 
     @cached_property

@@ -73,6 +73,10 @@ def _broken(tensor: int, pipeline: int, devices: int, model: ResolvedModelConfig
         return f"tensor does not divide model.kv_heads={model.kv_heads}{'' if engine.own else ', nor is it a multiple'}"
     if engine.own and model.ffn % tensor:
         return f"tensor does not divide model.ffn={model.ffn}"
+    widths = {"ffn": model.expert_ffn, "shared_ffn": model.experts.shared_ffn} if model.experts.count else {}
+    for name, width in widths.items():  # each rank has a part of every expert
+        if width % tensor:
+            return f"tensor does not divide model.experts.{name}={width}"
     if model.layers % pipeline:
         return f"pipeline does not divide model.layers={model.layers}"
     if tensor > 1 and not engine.tensor:

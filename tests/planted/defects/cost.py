@@ -133,4 +133,25 @@ DEFECTS = [
         "and not hardware.calibration",
         "tests/cost/test_known.py",
     ),
+    Defect(
+        "a mixture of experts is served like its dense part",
+        "launcher/cost/inference/passes.py",
+        "whole = whole + case.sparse * _multiplied(",
+        "whole = whole + 0 * _multiplied(",
+        "tests/cost/test_inference.py tests/cost/test_inference_tables.py",
+    ),
+    Defect(
+        "one token reads all experts",
+        "launcher/cost/inference/case.py",
+        "e.count * (1 - (1 - np.asarray(e.active / e.count)) ** np.asarray(tokens, float))",
+        "e.count + 0 * np.asarray(tokens, float)",
+        "tests/cost/test_inference.py",
+    ),
+    Defect(
+        "a served rank holds one expert of each layer",
+        "launcher/cost/inference/memory.py",
+        "s.experts.count * case.expert_parameters",
+        "case.expert_parameters",
+        "tests/cost/test_inference.py",
+    ),
 ]
