@@ -98,6 +98,17 @@ def dropping(heads: int, fused: bool, alibi: bool, visible: Tensor | None) -> At
     return core
 
 
+def test_weights_are_dropped_by_the_places_of_query_and_key_however_many_there_are() -> None:
+    """The last queries of a sequence are those of the whole; queries of another sequence are counted from its beginning."""
+    own, crossing = (ShardedAttentionDropout(0.5, "core", Noise(3), range(2), 2, crosses) for crosses in (False, True))
+
+    def mask(core: ShardedAttentionDropout, queries: int, keys: int) -> Tensor:
+        return core._kept(torch.ones(1, 2, queries, keys), 16)
+
+    assert torch.equal(mask(own, 3, 9), mask(own, 9, 9)[:, :, 6:])
+    assert torch.equal(mask(crossing, 3, 9)[..., :5], mask(crossing, 3, 5))
+
+
 @pytest.mark.parametrize(("groups", "alibi", "texts"), [(4, False, False), (2, False, True), (4, True, False)])
 def test_dropout_in_blocks_of_queries_drops_the_same_weights(
     groups: int, alibi: bool, texts: bool, monkeypatch: pytest.MonkeyPatch

@@ -43,11 +43,17 @@ def test_weights_decay_where_the_update_makes_them_smaller(monkeypatch: pytest.M
             torch.testing.assert_close(piece.weight, w, rtol=1e-12, atol=1e-14, msg=piece.record.name)
 
 
-def test_a_skipped_step_decays_nothing() -> None:
-    engine = engine_of(True, on_nonfinite="skip")
-    engine.step(0)  # averages are no longer zero
-    before = {name: value.clone() for name, value in parameters(engine.rank).items()}
-    for piece in engine.trained:
+@pytest.mark.parametrize("cautious", [True, False])
+def test_a_skipped_step_changes_nothing_and_the_next_is_as_if_it_had_not_been(cautious: bool) -> None:
+    one, other = (engine_of(cautious, on_nonfinite="skip") for _ in range(2))
+    for engine in (one, other):
+        engine.step(0)  # averages are no longer zero
+    before = {name: value.clone() for name, value in parameters(one.rank).items()}
+    for piece in one.trained:
         piece.gradient.fill_(1.0)
-    engine.optimizer.step(LR, torch.ones(1, dtype=torch.float64), torch.ones(()))
-    assert all(torch.equal(value, before[name]) for name, value in parameters(engine.rank).items())
+    one.optimizer.step(LR, torch.ones(1, dtype=torch.float64), torch.ones(()))
+    assert all(torch.equal(value, before[name]) for name, value in parameters(one.rank).items())
+    for engine in (one, other):
+        engine.step(1)
+    later = parameters(other.rank)
+    assert all(torch.equal(value, later[name]) for name, value in parameters(one.rank).items())

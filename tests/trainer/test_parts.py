@@ -15,7 +15,7 @@ from trainer.models.layers import Init
 from trainer.pipeline.recompute import chosen_blocks
 from trainer.shared.records.summary import spread
 from trainer.shared.run.derived import resolve_model
-from trainer.shared.run.flops import model_flops, recomputed_flops
+from trainer.shared.run.flops import core_flops, model_flops, recomputed_flops
 from trainer.shared.run.optimizer import OptimizerConfig
 from trainer.shared.run.schema import LayoutConfig, ModelConfig
 from trainer.state.loss_scale import FIRST, GROWTH_STEPS, LossScale
@@ -118,6 +118,12 @@ def test_model_flops_are_those_of_narayanan_et_al() -> None:
     assert model_flops(model, B) + full + ending == pytest.approx(96 * B * L * s * h**2 * (1 + s / (6 * h) + V / (16 * L * h)))
     selective = recomputed_flops(model, LayoutConfig(recompute="selective"), L, B)
     assert model_flops(model, B) + selective == pytest.approx(72 * B * L * s * h**2 * (1 + 2 * s / (9 * h) + V / (12 * L * h)))
+
+
+def test_a_decoders_queries_see_what_it_wrote_and_all_that_the_encoder_read() -> None:
+    """Attention of 8 positions that are written, on 32 that are read: both products, 2 operations each."""
+    model = resolve_model(ModelConfig(family="t5", layers=4, hidden=64, heads=4, seq=32, decoder_seq=8, vocab=100))
+    assert [core_flops(model, block) for block in (0, 3)] == [4 * 32 * 32 * 64, 4 * 8 * (8 + 32) * 64]
 
 
 def test_flops_of_swiglu_and_grouped_queries_count_their_matrices() -> None:

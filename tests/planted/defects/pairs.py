@@ -61,7 +61,7 @@ DEFECTS = [
         DROPOUT,
         "queries = range(rows) if self.crosses else range(keys - rows, keys)",
         "queries = range(keys - rows, keys)",
-        LAYOUTS,
+        "tests/trainer/test_attention.py",
     ),
     Defect(
         "an MLP drops nothing behind its activation",
@@ -117,6 +117,6 @@ DEFECTS = [
         "trainer/shared/run/flops.py",
         "    if model.writes(block):\n        return float(4 *",
         "    if False:\n        return float(4 *",
-        BALANCE,
+        "tests/trainer/test_parts.py",
     ),
 ]

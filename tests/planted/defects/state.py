@@ -144,7 +144,7 @@ DEFECTS = [
         OPTIMIZER,
         "self.steps += 1 - skip",
         "self.steps += 1",
-        "tests/numerics/test_low_precision.py tests/numerics/test_nonfinite.py",
+        "tests/trainer/test_cautious.py tests/numerics/test_low_precision.py",
     ),
     Defect(
         "the loss scale doubles with every step once it has doubled",
