@@ -114,6 +114,7 @@ def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """What writes the code of compiled kernels: nobody, and their graph runs as it was traced, or the compiler of every day."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=request.param))
     _compiled.cache_clear()
+    torch._dynamo.reset()  # a process gives up after the eighth form of a function, and no training has as many
     yield
     _compiled.cache_clear()
 
