@@ -5,7 +5,7 @@ a prediction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -107,10 +107,13 @@ def place_of(cells: Mapping[str, Any]) -> dict[str, Any]:
     return {name: cells[name] for name in PLACE}
 
 
-def widths_at(learnt: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[Widths]:
+def widths_at(hardware: HardwareConfig, cells: Sequence[Mapping[str, Any]]) -> list[Widths]:
     """How far predictions of questions, as cells, may be off: as learnt of their machine, wider where they are unlike all known runs and
-    all that it was learnt from. Under another trainer, or in another number format, than ran here, no less than before."""
-    own, widths = learnt.get("places", ()), widths_on(learnt)
+    all that it was learnt from, or where the rates of the chip are assumed. Under another trainer, or in another number format, than ran
+    here, no less than before."""
+    own, widths = hardware.learnt.get("places", ()), widths_on(hardware.learnt)
+    if rates_assumed(hardware):
+        widths = replace(widths, rate=widths.chip)
     elsewhere = widest(widths, shipped_widths()) if own else widths
     ran = {_words(each) for each in own}
     far = distances(cells, own)

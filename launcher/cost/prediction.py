@@ -89,7 +89,7 @@ class CostModel:
     def __init__(self, cluster: ClusterConfig, trainer: TrainerProfile | None = None, constants: Constants | None = None):
         hardware = cluster.hardware
         self.trainer = trainer or profile(OWN)
-        self.learnt = hardware.learnt
+        self.hardware = hardware
         self.constants = constants or SHIPPED.on(hardware.constants)
         self.device = Device.of(hardware, cluster.gpus_per_node)
         check_network(cluster)
@@ -128,7 +128,7 @@ class CostModel:
 
     def widths(self, case: Case) -> Widths:
         """How far predictions of ``case`` may be off (``launcher.cost.known``)."""
-        return widths_at(self.learnt, [asked_cells(case, 0)])[0]
+        return widths_at(self.hardware, [asked_cells(case, 0)])[0]
 
     def case(
         self,

@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 
 from launcher.config.uncertainty import Widths
 from launcher.cost.normal import ndtr, ndtri, normal_pdf
-from launcher.cost.parts import WIDTH_OF_PART
+from launcher.cost.parts import MATRICES, WIDTH_OF_PART
 from trainer.shared.run.schema import RECOMPUTE, SCHEDULES
 
 KIND = 1.5
@@ -103,8 +103,10 @@ def near_sizes(scale: float, runs: int) -> tuple[np.ndarray, np.ndarray]:
 
 def part_widths(widths: Widths, count: int) -> np.ndarray:
     """(count,) width of each part of a step; of parts that are not those of a step, that of any."""
-    names = WIDTH_OF_PART.values() if count == len(WIDTH_OF_PART) else ["part"] * count
-    return np.array([getattr(widths, name) for name in names])
+    if count != len(WIDTH_OF_PART):
+        return np.full(count, widths.part)
+    found = {part: getattr(widths, name) for part, name in WIDTH_OF_PART.items()}
+    return np.array([*(found | {MATRICES: np.hypot(found[MATRICES], widths.rate)}).values()])
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def _inside(cases: Sequence[TableCase], predicted: Sequence[RowPrediction], hard
         layouts = np.array([cases[i].layout for i in rows], dtype=cases[rows[0]].layout.dtype)
         traits = Traits(parts / seconds[:, None], coordinates(layouts))
         groups: dict[Widths, list[int]] = defaultdict(list)
-        for place, widths in enumerate(widths_at(hardware[name].learnt, [asked_cells(cases[i]) for i in rows])):
+        for place, widths in enumerate(widths_at(hardware[name], [asked_cells(cases[i]) for i in rows])):
             groups[widths].append(place)
         for widths, places in groups.items():
             low, high = TimeSurrogate(seconds[places], traits.rows(places), widths).posterior().interval

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from benchmarks.fit import chip
@@ -12,7 +13,9 @@ from launcher.config.uncertainty import OF_PARTS, known_runs, shipped_widths, wi
 from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
-from launcher.cost.known import MeasuredPoints, asked_cells, distances, nearest_runs, place_of, rates_assumed, unmeasured
+from launcher.cost.known import MeasuredPoints, asked_cells, distances, nearest_runs, place_of, rates_assumed, unmeasured, widths_at
+from launcher.cost.parts import MATRICES, WIDTH_OF_PART
+from launcher.cost.uncertainty import Traits, own_variance
 from launcher.planning.plan import plan
 from tests.cost.machines import HARDWARE
 
@@ -61,6 +64,18 @@ def test_rates_are_assumed_until_the_machine_is_measured_or_has_run() -> None:
     assumed = dataclasses.replace(HARDWARE["mi300x"], rates_assumed=True)
     own = [{"calibration": {"step_s": 0.01}}, {"learnt": {"places": [place_of(asked_cells(asked(), 0))]}}, {"rates_assumed": False}]
     assert rates_assumed(assumed) and not any(rates_assumed(dataclasses.replace(assumed, **one)) for one in own)
+    cells = [asked_cells(asked(), 0)]
+    rates = [widths_at(dataclasses.replace(assumed, **one), cells)[0].rate for one in [{}, *own]]
+    assert rates == [shipped_widths().chip, 0, 0, 0]
+
+
+def test_an_assumed_rate_widens_what_is_said_of_matrix_products_alone() -> None:
+    shares = np.eye(len(WIDTH_OF_PART))
+    usual, assumed = (
+        own_variance(widths, Traits(shares, shares)).sure for widths in (shipped_widths(), dataclasses.replace(shipped_widths(), rate=0.3))
+    )
+    wider = assumed - usual
+    assert wider[list(WIDTH_OF_PART).index(MATRICES)] == pytest.approx(0.3**2) and np.count_nonzero(wider.round(12)) == 1
 
 
 def test_rates_of_chips_of_no_fitted_family_are_assumed() -> None:

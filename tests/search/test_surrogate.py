@@ -25,7 +25,7 @@ from launcher.search.surrogate import Candidates, MemorySurrogate
 
 WIDTHS = Widths(
     *(0.3, 0.2, 0.5, 0.4, 0.3, 0.08, 0.02, 1.2, 0.4),
-    constant=0.2, seen=2.5, memory=0.1, memory_layout=0.06, noise=0.01, transfer=0.04,
+    chip=0.2, constant=0.2, seen=2.5, memory=0.1, memory_layout=0.06, noise=0.01, transfer=0.04,
 )  # fmt: skip
 
 
