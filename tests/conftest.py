@@ -93,6 +93,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Leave what is still there to the end of the process: pytest and Python would look through all of it once more each."""
+    gc.freeze()
+
+
 def _belongs(item: pytest.Item, area: str | None) -> bool:
     """Whether a test is of this area of the campaign; without an area, of the gate. A Kubernetes of today has to pass the gate's, too."""
     marker = item.get_closest_marker("campaign")
