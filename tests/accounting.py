@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
@@ -81,6 +82,8 @@ def room_of(nodeid: str) -> str:
 def processor_seconds(pid: int | None = None) -> float:
     """Processor seconds of a process, by default this one, of its children that have ended, and of all that run below it. Linux; 0
     elsewhere."""
+    if pid is None and sys.platform == "linux" and not _has_children():
+        return sum(os.times()[:4])  # the same, without a look at each thread
     pid, total = pid or os.getpid(), 0.0
     with suppress(OSError):
         total = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])) / TICKS
@@ -88,6 +91,15 @@ def processor_seconds(pid: int | None = None) -> float:
             for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
                 total += processor_seconds(child) if child not in SHARED else 0.0
     return total
+
+
+def _has_children() -> bool:
+    """Tells whether this process has children that run, or that have ended and nobody has waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

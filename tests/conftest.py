@@ -31,6 +31,9 @@ __all__ = ["control", "forgetful", "idle", "kubernetes", "namespace", "played_no
 # Ranks that tests crash leave no core files, of 200 MB each, in the folder that they happen to run in.
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
+# Tests make and drop many objects: Python's collector looks at the young ones after 50,000 more, not 700.
+gc.set_threshold(50_000, 20, 20)
+
 # Every run draws the same examples, so that what has passed passes again; others are drawn by hand: --hypothesis-profile fresh
 settings.register_profile("fresh", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test depends on the time it takes
 settings.register_profile("same", settings.get_profile("fresh"), derandomize=True)
@@ -87,6 +90,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Python's collector looks no more at the thousands of objects that tests are made of: with them it takes a tenth of a test's time."""
     gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Leave what is still there to the end of the process: pytest and Python would look through all of it once more each."""
     gc.freeze()
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import nodes, nodes_in
+
+pytestmark = pytest.mark.xdist_group("sources")  # one process parses them
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "gguf", "mlflow", "kubernetes", "plotly", "tokenizers", "safetensors", "transformers", "scipy")
 
@@ -112,9 +115,9 @@ def imports(path: Path) -> frozenset[str]:
 
 @cache
 def imports_in(text: str) -> frozenset[str]:
-    """By text: most tests read the same files, and parsing takes most of their time."""
+    """By text: most tests read the same files."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_in(text):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -131,6 +134,12 @@ def files(*places: str, root: Path = ROOT) -> list[Path]:
 
 def inside(name: str, packages: Iterable[str]) -> bool:
     return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def prefixes(name: str) -> Iterable[str]:
+    """The packages that a module is in, and the module."""
+    parts = name.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def offenders(paths: list[Path], forbidden: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
@@ -175,11 +184,8 @@ def file_graph(package: str, root: Path = ROOT) -> dict[str, set[str]]:
     modules = {
         ".".join(path.relative_to(root).with_suffix("").parts): path for path in files(package, root=root) if path.name != "__init__.py"
     }
-    named = {module: imports(path) for module, path in modules.items()}
-    return {
-        module: {other for other in modules if other != module and any(inside(name, (other,)) for name in named[module])}
-        for module in modules
-    }
+    named = {module: {above for name in imports(path) for above in prefixes(name)} for module, path in modules.items()}
+    return {module: (named[module] & modules.keys()) - {module} for module in modules}
 
 
 @pytest.mark.parametrize("package", ORDERS)
@@ -262,10 +268,7 @@ def test_cost_search_and_ranking_do_no_input_or_output() -> None:
 
 
 def calls_open(path: Path) -> bool:
-    return any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
-        for node in ast.walk(ast.parse(path.read_text()))
-    )
+    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open" for node in nodes(path))
 
 
 def test_no_verb_loads_a_heavy_library_before_it_is_used() -> None:

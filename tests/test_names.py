@@ -7,9 +7,13 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from launcher.config.hardware import shipped_hardware
 from launcher.config.trainers import OWN, engine, engine_names, profile, profile_names
+from tests.sources import nodes
 
+pytestmark = pytest.mark.xdist_group("sources")  # one process parses them
 ROOT = Path(__file__).resolve().parent.parent
 RAW = sorted((ROOT / "benchmarks" / "published").glob("*data/*.csv"))
 
@@ -26,7 +30,7 @@ def names() -> set[str]:
 
 def literals(path: Path) -> Iterator[str]:
     """Strings of a file that are compared or looked up: all but documentation and sentences."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
@@ -48,7 +52,7 @@ def test_rooms_that_predict_match_no_patterns() -> None:
         f"{path.relative_to(ROOT)}"
         for room in ("cost", "tables", "search", "planning")
         for path in sorted((ROOT / "launcher" / room).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Import) and any(alias.name in ("re", "fnmatch") for alias in node.names)
     ]
     assert [name for name in imports if name != "launcher/planning/layout_names.py"] == [], "words of layouts are parsed in naming.py alone"

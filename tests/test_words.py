@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import nodes
+
+pytestmark = pytest.mark.xdist_group("sources")  # one process parses them
 ROOT = Path(__file__).resolve().parent.parent
 PARALLEL = ("launcher/backends/slurm", "launcher/backends/kubernetes")
 """Rooms of the same shape, in which the same names mean the same for another cluster."""
@@ -42,7 +45,7 @@ def classes() -> list[tuple[str, str]]:
     found = []
     for path in modules():
         file = str(path.relative_to(ROOT))
-        found += [(node.name, file) for node in parsed(path) if isinstance(node, ast.ClassDef)]
+        found += [(node.name, file) for node in nodes(path) if isinstance(node, ast.ClassDef)]
     return found
 
 
@@ -60,19 +63,13 @@ def _room(file: str) -> str:
 
 
 @cache
-def parsed(path: Path) -> list[ast.AST]:
-    """All nodes of a module."""
-    return list(ast.walk(ast.parse(path.read_text())))
-
-
-@cache
 def prose(path: Path) -> list[tuple[int, str]]:
     """The prose of a file by line: all of a page; the comments and docstrings of a module, not the messages that it prints."""
     text = path.read_text()
     if path.suffix == ".md":
         return list(enumerate(text.splitlines(), 1))
     found = comments(text)
-    for node in parsed(path):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             found += enumerate(node.value.value.splitlines(), node.lineno)
     return found
@@ -85,8 +82,8 @@ def comments(text: str) -> list[tuple[int, str]]:
 
 def messages(path: Path) -> Iterator[tuple[int, str]]:
     """Yields the texts of a module that are not docstrings, by line: what it prints, and parts of it."""
-    docstrings = {node.value for node in parsed(path) if isinstance(node, ast.Expr)}
-    for node in parsed(path):
+    docstrings = {node.value for node in nodes(path) if isinstance(node, ast.Expr)}
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield node.lineno, node.value
 

@@ -17,6 +17,7 @@ from launcher.config.clusters import backend_names, cluster_class
 from launcher.config.compose import compose, known_keys, register_schema
 from launcher.config.text_keys import type_of_key
 from tests.backends.conformance import Ground, PureConformance, closing
+from tests.sources import nodes
 
 ADDED = Path(__file__).parent / "added"
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,7 @@ def test_the_keys_of_an_added_backend_are_checked_and_documented(capsys: pytest.
     ]
 
 
+@pytest.mark.xdist_group("sources")
 def test_no_name_of_a_backend_decides_anything_outside_of_its_folder() -> None:
     """What a backend can do is asked of its cluster's class."""
     names, own = set(backend_names()), ROOT / "launcher" / "backends"
@@ -71,7 +73,7 @@ def test_no_name_of_a_backend_decides_anything_outside_of_its_folder() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted((ROOT / "launcher").rglob("*.py"))
         if not path.is_relative_to(own)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Compare) and names & {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
     ]
     assert found == []

@@ -32,16 +32,17 @@ def key_of(*numbers: int) -> NDArray[np.uint64]:
 def permute(positions: NDArray[np.int64], n: int, key: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Returns ``positions`` (each in 0 .. n-1, any shape) under the permutation of ``key``."""
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
-    result = _feistel(positions.astype(np.uint64), half, key)
+    keys = mix(key ^ np.arange(ROUNDS, dtype=np.uint64))
+    result = _feistel(positions.astype(np.uint64), half, keys)
     while (outside := result >= n).any():
-        result[outside] = _feistel(result[outside], half, key)
+        result[outside] = _feistel(result[outside], half, keys)
     return result.astype(np.int64)
 
 
-def _feistel(x: NDArray[np.uint64], half: np.uint64, key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A permutation of the numbers of 2 x ``half`` bits."""
+def _feistel(x: NDArray[np.uint64], half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Permutes the numbers of 2 x ``half`` bits, in a round for each of ``keys``."""
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = x >> half, x & mask
     for i in range(ROUNDS):
-        left, right = right, left ^ (mix(right ^ mix(key ^ np.uint64(i))) & mask)
+        left, right = right, left ^ (mix(right ^ keys[i : i + 1]) & mask)
     return (left << half) | right

@@ -9,7 +9,7 @@ schedule that cannot finish is a deadlock.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -104,7 +104,7 @@ class _Simulation:
         self.spans: list[list[Span | None]] = [[None] * len(actions) for actions in schedule]
         self.gathered: dict[tuple[int, int], float] = {}
         self.arrived: dict[tuple[int, object], float] = {}
-        self.channels: dict[tuple[int, int], _Channel] = {}
+        self.channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
         self.awake = deque(range(self.stages))
 
     def run(self) -> list[list[Span]]:
@@ -125,10 +125,10 @@ class _Simulation:
                 if not self._compute(rank, i, action):
                     return
             elif action.kind.sends:
-                self._channel(rank, action.peer).sent.append((self.clock[rank], i))
+                self.channels[rank, action.peer].sent.append((self.clock[rank], i))
                 self._transfer(rank, action.peer)
             elif action.kind.receives:
-                self._channel(action.peer, rank).posted.append((self.clock[rank], i))
+                self.channels[action.peer, rank].posted.append((self.clock[rank], i))
                 self._transfer(action.peer, rank)
             else:
                 self._overlap(rank, i, action)
@@ -155,7 +155,7 @@ class _Simulation:
 
     def _transfer(self, source: int, target: int) -> None:
         """Runs every transfer in this direction whose send and receive have both been issued."""
-        channel = self._channel(source, target)
+        channel = self.channels[source, target]
         while channel.done < min(len(channel.sent), len(channel.posted)):
             (sent, i), (posted, j) = channel.sent[channel.done], channel.posted[channel.done]
             receive = self.schedule[target][j]
@@ -168,9 +168,6 @@ class _Simulation:
             self.arrived[target, (receive.kind, stage, receive.micro_batch, receive.slice)] = channel.free
             if target not in self.awake:
                 self.awake.append(target)
-
-    def _channel(self, source: int, target: int) -> _Channel:
-        return self.channels.setdefault((source, target), _Channel())
 
     def _stage(self, rank: int, action: Action) -> int:
         return action.chunk * self.stages + rank
