@@ -62,7 +62,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN) --dist loadgroup -m 'not slow' -p no:logging -p no:anyio $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN) --dist loadgroup -m 'not slow' $(PYTEST_ARGS)
 
 gpu-check: $(VENV)/.test
 	$(BIN)/python benchmarks/gpu_ladder.py --out gpu-check
