@@ -17,10 +17,12 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 from hydra.core.utils import JobStatus
 from hydra.errors import CompactHydraException
 from hydra.test_utils.launcher_common_tests import BatchedSweeperTestSuite, IntegrationTestSuite, LauncherTestSuite
 from hydra.types import HydraContext, RunMode
+from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
 from hydra_plugins.trireme import TriremeLauncher
@@ -41,8 +43,10 @@ def _plugins() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a folder, and no compatibility with a version of Hydra that a composition before it asked for."""
     monkeypatch.chdir(tmp_path)
+    Singleton._instances.pop(VersionBase, None)
 
 
 def application(function: Callable[[Any], Any], *overrides: str) -> Application:
