@@ -146,7 +146,7 @@ def _card(name: str) -> Card | None:
     return next((card for pattern, card in CARDS if re.search(pattern, name, re.IGNORECASE)), None)
 
 
-def _mixture(name: str) -> dict[str, int]:
+def _mixture(name: str) -> dict[str, Any]:
     """Cells of the experts and latents of the model that a name says."""
     experts, latent = next((known for pattern, known, _ in EXPERTS if re.search(pattern, name, re.IGNORECASE)), None), latent_of(name)
     cells = {"latent_queries": latent.query_rank, "latent_keys": latent.kv_rank}

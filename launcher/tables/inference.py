@@ -242,7 +242,7 @@ def summary(judged: Sequence[JudgedRequest]) -> RequestSummary:
     told = [flag for j in judged if (flag := _verdict(j)) is not None]
     models = [model for model, _ in timed]
     median = weighted_median([abs(p / m - 1) for _, (p, m) in timed], models) if timed else None
-    inside = [flag for j in judged if (flag := j.inside) is not None]
+    inside = [found for j in judged if (found := j.inside) is not None]
     predicted = sum(j.latency_s is not None for j in judged)
     return RequestSummary(
         len(judged),
