@@ -7,7 +7,6 @@ so that one place words all errors of values.
 from __future__ import annotations
 
 import copy
-import copyreg
 import inspect
 import json
 import re
@@ -45,7 +44,6 @@ def register_schema() -> None:
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
-    copyreg.pickle(ConfigStore, lambda _: (ConfigStore.instance, ()))  # Hydra copies what holds it for each composition
     again: dict[str, Any] = {"replace": True} if "replace" in inspect.signature(store.store).parameters else {}  # Hydra 1.4 warns otherwise
     root = to_dict(Config())
     del root["cluster"]  # a cluster's keys depend on its backend: conf/cluster/NAME.yaml starts from _BACKEND
