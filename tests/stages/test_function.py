@@ -22,7 +22,7 @@ from hydra.core.utils import JobStatus
 from hydra.errors import CompactHydraException
 from hydra.test_utils.launcher_common_tests import BatchedSweeperTestSuite, IntegrationTestSuite, LauncherTestSuite
 from hydra.types import HydraContext, RunMode
-from hydra.version import VersionBase
+from hydra.version import VersionBase, setbase
 from omegaconf import OmegaConf
 
 from hydra_plugins.trireme import TriremeLauncher
@@ -43,9 +43,15 @@ def _plugins() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a folder, and no compatibility with a version of Hydra that a composition before it asked for."""
+def _application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each run in its folder, with the defaults of a version of Hydra, whatever was composed before in this process."""
     monkeypatch.chdir(tmp_path)
+    setbase("1.3")
+
+
+@pytest.fixture
+def any_version() -> None:
+    """Hydra's own suites want those of none."""
     Singleton._instances.pop(VersionBase, None)
 
 
@@ -160,18 +166,21 @@ def test_a_function_is_called_by_slurm_jobs(slurm: Slurm) -> None:
 
 
 @pytest.mark.campaign("launchers")
+@pytest.mark.usefixtures("any_version")
 @pytest.mark.parametrize("launcher_name, overrides", [("trireme", [])])
 class TestLauncher(LauncherTestSuite):
     """Hydra's own tests of a launcher."""
 
 
 @pytest.mark.campaign("launchers")
+@pytest.mark.usefixtures("any_version")
 @pytest.mark.parametrize("launcher_name, overrides", [("trireme", ["hydra.sweeper.max_batch_size=2"])])
 class TestBatches(BatchedSweeperTestSuite):
     """Likewise, of batches."""
 
 
 @pytest.mark.campaign("launchers")
+@pytest.mark.usefixtures("any_version")
 @pytest.mark.parametrize("task_launcher_cfg, extra_flags", [({}, ["-m", "hydra/launcher=trireme"])])
 class TestApplication(IntegrationTestSuite):
     """Likewise, of applications with a file of their own."""
