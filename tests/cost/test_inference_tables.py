@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks.history.inference import MARKS, PAGE, TABLES, UNSEEN, figures, newest, with_block
 from benchmarks.published.convert import converted
 from benchmarks.published.inference import of_batches
 from benchmarks.published.raw import RawRow
+from launcher.cli import console
 from launcher.cli.validate import main
 from launcher.config.hardware import shipped_hardware
 from launcher.tables.canonical import MeasuredRun, write, written
@@ -31,6 +33,17 @@ def test_published_latencies_are_predicted(tmp_path: Path, table: str, error: fl
     found = summary(judge(read(tmp_path / table), shipped_hardware()))
     assert found.median is not None and found.median <= error
     assert found.verdicts is None or found.verdicts.f1 is None or found.verdicts.f1 > 0.9
+
+
+def test_no_figure_is_cut_in_a_terminal_of_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "t.csv", *converted(DATA.parent / "inference_unseen" / "served.csv"))
+    monkeypatch.setattr(console, "wide_console", lambda: Console(width=80))
+    assert main([str(tmp_path / "t.csv")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:1] == ["MiniMax-M2.5"] for line in lines)
+    assert not any("…" in line or len(line) > 80 for line in lines)
 
 
 def test_every_model_weighs_the_same_in_the_median() -> None:

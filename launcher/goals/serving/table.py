@@ -43,7 +43,7 @@ def _shown(found: Mapping[str, RequestSummary], missing: Counter[str]) -> Iterat
                 times = [str(errors.count), *medians, percent(errors.p90), f"{errors.bias:.2f}", percent(each.inside)]
             short = [str(flags.short), "" if flags.f1 is None else f"{flags.f1:.3f}"] if flags else ["", ""]
             rows.append((name, str(each.rows), *times, *short))
-    yield Grid(HEADS, rows, "inference", figures=True)
+    yield Grid(HEADS, rows, "inference", figures=True, compact=True, widest=24)
     yield from not_predicted(missing)
 
 
