@@ -10,6 +10,9 @@ default with evidence (a document, a measurement of a single operation, or none:
 logarithms of predicted / measured step times plus the squared logarithms of parameter / default, in units of how far the evidence can be
 wrong (``SPREADS``). The constants in use are not an input. Sources weigh by the root of their rows, rows far off count linearly (Huber).
 Each machine with its trainer may be faster or slower as a whole, at the same kind of price (``OWN``).
+
+Runs that judge the fit (``judges``) have no part in it, with one exception: rates of families of chips that no other run is of are fitted
+to them afterwards, with everything else held.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -50,9 +53,15 @@ BEST = {
     "Hopper fp8": (0.709,),
     "Blackwell 16 bit": (0.776, 0.631, 0.484),
     "Blackwell fp8": (0.763,),
+    "CDNA 3 16 bit": (0.514, 0.346),
+    "CDNA 3 fp8": (0.514, 0.346),
+    "CDNA 4 16 bit": (0.626,),
+    "CDNA 4 fp8": (0.626,),
 }
 """Fraction of the peak that large matrix products reach when they are measured alone, by owner: the best one (stas00/ml-engineering: A100,
-H100, B200), and on B200 products of 8,192 at 1,000 W and at 750 W (below ``CHIPS``), as nobody says at which limit a B200 runs."""
+H100, B200, MI355X); on B200 products of 8,192 at 1,000 W and at 750 W (below ``CHIPS``), as nobody says at which limit a B200 runs; on
+MI300X the best one under ROCm 6.3, and under 6.1 (there: 668 and 450 of 1,300 TFLOP/s), as nobody says which kernels a run had. Products
+of 8 bits on AMD's chips, which nobody measured for that list, are taken to reach the same."""
 TRAINING = 0.9
 """What of that is left in training, where a device is warmer: neutral, a tenth."""
 SPREADS = {"measured": 0.1, "document": 0.3, "neutral": 0.5}
@@ -66,6 +75,8 @@ CHIPS: dict[str, dict[str, float]] = {
         "GB200": (1200 / 1000 * 2250 / 2500) ** (1 / 3),
         "GB300": (1400 / 1000 * 2250 / 2500) ** (1 / 3),
     },
+    "CDNA 3": {"MI300X": 1.0, "MI325X": (1000 / 750) ** (1 / 3)},
+    "CDNA 4": {"MI355X": 1.0},
 }
 """Families of chips that share the fraction of the peak that they sustain, by the beginnings of their devices' names, with the fraction of
 each relative to the first: products run into the power limit, power grows with the cube of the clock (frequency times voltage squared), so
@@ -87,8 +98,16 @@ OWN = 0.1
 """Standard deviation of the error that all rows of a machine and its trainer share: neutral, a tenth."""
 HUBER, NOISE, STEP, ROUNDS = 0.08, 0.1, 0.02, 3
 
+JUDGES = Path(__file__).parent / "judges.txt"
+
 Parameters = dict[str, float]
 """Values by name: a constant, or the fraction of the peak that a family of chips sustains ("Hopper fp8")."""
+
+
+@cache
+def judges() -> frozenset[str]:
+    """Reads the sources that no constant is fitted to, so that they say how far off predictions are where nothing was fitted."""
+    return frozenset(JUDGES.read_text().splitlines())
 
 
 def chip(device: Device) -> tuple[str, float]:
@@ -100,6 +119,12 @@ def chip(device: Device) -> tuple[str, float]:
 def width(precision: str) -> str:
     """Formats of one width share a rate."""
     return {"bf16": "16 bit", "fp16": "16 bit"}.get(precision, precision)
+
+
+def rate_name(device: Device, precision: str) -> str:
+    """Returns the name of the rate of a device's chips in a format; empty where they are of no family."""
+    family, _ = chip(device)
+    return f"{family} {width(precision)}" if family else ""
 
 
 def rate_spread(name: str) -> float:
@@ -116,8 +141,8 @@ def with_parameters(device: Device, constants: Constants, values: Parameters) ->
 
 def sustained(device: Device, values: Parameters) -> dict[str, float]:
     """FLOP/s that ``values`` say a device sustains, by precision."""
-    family, share = chip(device)
-    keys = {precision: f"{family} {width(precision)}" for precision in device.peaks}
+    _, share = chip(device)
+    keys = {precision: rate_name(device, precision) for precision in device.peaks}
     return {precision: share * values[key] * device.peaks[precision] for precision, key in keys.items() if key in values}
 
 
@@ -129,6 +154,8 @@ class FitProblem:
     measured: np.ndarray
     sources: list[str]
     machines: list[tuple[str, str, str]]
+    judging: np.ndarray  # (rows,) those that no constant is fitted to: of judges, and of networks with an encoder
+    rates: list[str]  # of each row, the name of the rate of its chip in its format
 
     @classmethod
     def of(cls, path: str) -> FitProblem:
@@ -141,7 +168,9 @@ class FitProblem:
     @classmethod
     def of_cases(cls, asked: list[TableCase], measured: Sequence[float]) -> FitProblem:
         machines = [machine_of(case) for case in asked]
-        return cls(grouped(asked), np.array(measured), [source for source, _, _ in machines], machines)
+        judging = np.array([case.row["source"] in judges() or case.shape.encoder_layers > 0 for case in asked])
+        rates = [rate_name(case.device, case.precision) for case in asked]
+        return cls(grouped(asked), np.array(measured), [source for source, _, _ in machines], machines, judging, rates)
 
     def errors(self, values: Parameters) -> np.ndarray:
         """Logarithm of predicted / measured of each row; without ``values`` as shipped."""
@@ -155,8 +184,7 @@ class FitProblem:
     @cached_property
     def defaults(self) -> Parameters:
         """All parameters at what is documented of them."""
-        rates = {f"{family} {width(case.precision)}" for case, _ in self.cases if (family := chip(case.device)[0])}
-        return DEFAULTS | {name: TRAINING * float(np.exp(np.mean(np.log(found)))) for name, found in BEST.items() if name in rates}
+        return DEFAULTS | {name: TRAINING * float(np.exp(np.mean(np.log(found)))) for name, found in BEST.items() if name in self.rates}
 
     @cached_property
     def spreads(self) -> np.ndarray:
@@ -230,20 +258,34 @@ def fit(problem: FitProblem, without: str = "") -> Fit:
 
 
 def solve(problem: FitProblem, at: Fit, without: str = "") -> Parameters:
-    """The parameters of the least error over all sources but ``without``, where errors are straight lines through ``at``.
+    """The parameters of the least error over all sources but ``without`` and those that judge, where errors are straight lines through
+    ``at``; then rates of chips that only judges have runs of, with all else held."""
+    kept = np.array([source != without for source in problem.sources])
+    fitted, judging = kept & ~problem.judging, kept & problem.judging
+    found = _solved(problem, at, fitted, list(problem.defaults))
+    rates = np.array(problem.rates)
+    late = [name for name in problem.defaults if name in rates[judging] and name not in rates[fitted]]
+    if not late:
+        return found
+    moved = at.slopes @ np.array([np.log(found[name] / at.values[name]) for name in problem.defaults])
+    return found | _solved(problem, replace(at, values=found, errors=at.errors + moved), judging & np.isin(rates, late), late)
+
+
+def _solved(problem: FitProblem, at: Fit, rows: np.ndarray, names: list[str]) -> Parameters:
+    """Returns the parameters ``names`` of the least error over ``rows`` (n,).
 
     All rows of a machine and its trainer share an error of their own (``OWN``): a cluster that is a tenth slower than its data sheet says
     little of how fast a kernel is, and how its rows differ from each other says more (a linear mixed model; Laird & Ware 1982,
     Biometrics 38, pages 963-974).
     """
     counts = {source: problem.sources.count(source) for source in set(problem.sources)}
-    shares = np.array([0.0 if source == without else counts[source] ** -0.5 for source in problem.sources])
-    names, now = list(problem.defaults), np.array([np.log(at.values[name]) for name in problem.defaults])
-    prior = np.log(list(problem.defaults.values()))
+    shares = np.array([counts[source] ** -0.5 * row for source, row in zip(problem.sources, rows)])
+    free = [name in names for name in problem.defaults]
+    now, prior = (np.log([values[name] for name in names]) for values in (at.values, problem.defaults))
     own = np.array([[one == machine for machine in dict.fromkeys(problem.machines)] for one in problem.machines], dtype=float)
-    slopes = np.concatenate([at.slopes, own], axis=1)
+    slopes = np.concatenate([at.slopes[:, free], own], axis=1)
     apart = np.concatenate([now - prior, np.zeros(own.shape[1])])
-    stiffness = (NOISE / np.concatenate([problem.spreads, np.full(own.shape[1], OWN)])) ** 2
+    stiffness = (NOISE / np.concatenate([problem.spreads[free], np.full(own.shape[1], OWN)])) ** 2
     change = np.zeros(slopes.shape[1])
     for _ in range(20):
         left = at.errors + slopes @ change

@@ -23,15 +23,16 @@ import numpy as np
 import scipy  # each part of it at its first use
 
 from benchmarks.console import answered
-from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, machine_of, timed_cases, with_parameters
+from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, machine_of, rate_name, timed_cases, with_parameters
 from launcher.config.folders import conf_dir
 from launcher.config.hardware import hardware_files
+from launcher.config.schema import HardwareConfig
 from launcher.config.uncertainty import OF_PARTS, Widths, shipped_widths, uncertainty_file
-from launcher.cost.known import KNOWN, MeasuredPoints
+from launcher.cost.known import KNOWN, MeasuredPoints, rates_assumed
 from launcher.cost.model import estimate
 from launcher.cost.normal import normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
-from launcher.cost.uncertainty import Traits, between, columns, coordinates, own_variance, squared_distance
+from launcher.cost.uncertainty import HIGH, LOW, Traits, between, columns, coordinates, own_variance, squared_distance
 from launcher.tables.canonical import MeasuredRun, Unanswerable, read
 from launcher.tables.cases import TableCase, asked_cells, table_case
 from launcher.tables.predictions import predict_rows
@@ -66,9 +67,10 @@ class Missed:
     traits: Traits
     distance: np.ndarray  # (n,) to the nearest run of another source, in doublings
     ratios: np.ndarray  # (n,) log(measured / predicted)
+    assumed: np.ndarray  # (n,) of chips to whose runs no rate was fitted then
 
     def rows(self, index: np.ndarray) -> Missed:
-        return Missed(self.source, self.traits.rows(index), self.distance[index], self.ratios[index])
+        return Missed(self.source, self.traits.rows(index), self.distance[index], self.ratios[index], self.assumed[index])
 
     @cached_property
     def some(self) -> Missed:
@@ -92,6 +94,15 @@ class Missed:
 
     def levels(self, widths: Widths) -> np.ndarray:
         """(n,) probability that was given to a measurement below the one seen: uniform if the widths are right."""
+        found = [self._levels(each) for each in (widths, replace(widths, rate=widths.chip))]
+        return np.where(self.assumed, found[1], found[0])
+
+    def inside(self, widths: Widths) -> np.ndarray:
+        """(n,) which measurements lie in their 80 % interval."""
+        levels = self.levels(widths)
+        return np.asarray((levels > LOW) & (levels < HIGH))
+
+    def _levels(self, widths: Widths) -> np.ndarray:
         nodes, weights = FINE, normal_pdf(FINE) / normal_pdf(FINE).sum()
         variance = own_variance(widths, self.traits).at(np.exp(2 * widths.scale * nodes)[:, None])
         return np.asarray(weights @ scipy.special.ndtr(self.ratios / np.sqrt(variance + widths.noise**2)))
@@ -129,12 +140,25 @@ class LeftOut:
         keys = [machine_of(case) for case in self.cases]
         units = np.array([list(dict.fromkeys(keys)).index(key) for key in keys])
         traits = Traits(self.causes / self.causes.sum(axis=1, keepdims=True), whole, units)
+        assumed, rates = np.array([self._assumed(case) for case in self.cases]), np.array([_rate(case) for case in self.cases])
         found = []
         for source in dict.fromkeys(self.sources):
             own = self.sources == source
             far = places.rows(own).apart(places.rows(~own)).min(axis=1, initial=np.inf)  # inf: there is no other source
-            found.append(Missed(source, traits.rows(np.flatnonzero(own)), far, self.ratios[own]))
+            alone = (rates[own] != "") & ~np.isin(rates[own], rates[~own])
+            found.append(Missed(source, traits.rows(np.flatnonzero(own)), far, self.ratios[own], assumed[own] | alone))
         return found
+
+    @cached_property
+    def _files(self) -> dict[str, HardwareConfig]:
+        return hardware_files()
+
+    def _assumed(self, case: TableCase) -> bool:
+        return rates_assumed(self._files[case.row["hardware"]])
+
+
+def _rate(case: TableCase) -> str:
+    return rate_name(case.device, case.precision)
 
 
 def runs_of(tables: Sequence[str]) -> list[MeasuredRun]:
@@ -233,10 +257,9 @@ def coverage(missed: Sequence[Missed], widths: Widths) -> None:
     inside, evidence = {}, 0.0
     for each in missed:
         unseen = likeliest([other for other in missed if other is not each], widths)
-        levels, evidence = each.levels(unseen), evidence + each.some.evidence(unseen)
-        inside[each.source] = (levels > 0.1) & (levels < 0.9)
+        inside[each.source], evidence = each.inside(unseen), evidence + each.some.evidence(unseen)
         print(
-            f"{len(levels):5d} rows  {inside[each.source].mean():6.1%} inside  {each.distance.mean():4.1f} doublings away  "
+            f"{len(each.ratios):5d} rows  {inside[each.source].mean():6.1%} inside  {each.distance.mean():4.1f} doublings away  "
             f"{short(each.source)}"
         )
     rows = np.concatenate(list(inside.values()))

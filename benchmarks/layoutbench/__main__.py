@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.console import answered
-from benchmarks.fit import timed_cases
+from benchmarks.fit import judges, timed_cases
 from benchmarks.history.__main__ import ROOT, SHIPPED
 from benchmarks.history.figures import rows_of
 from benchmarks.layoutbench.page import PAGE, percent, table, told
@@ -114,7 +114,10 @@ class Bench:
         known = self.figures(self.splits.known, every)
         assert known is not None
         yield ["its source and others", *known.cells(), "", ""]
-        yield ["all but its source", *self._cells(every, self.splits.unseen)]
+        unseen, judge = self.splits.unseen, np.isin(self.sources, [*judges()])
+        yield ["all but its source", *self._cells(every, unseen)]
+        if judge.any():
+            yield ["the same, of sources that judge", *self._cells(judge, Told(unseen.seconds[judge], unseen.inside[judge]))]
         for kind in KINDS:
             if self.splits.rows(KINDS[kind]).any():
                 yield [f"nothing of {kind}", *self._cells(*self.splits.without(kind))]

@@ -18,9 +18,7 @@ import numpy as np
 
 from benchmarks.fit import Fit, FitProblem, fit, left_out_parameters, solve
 from benchmarks.spreads import LeftOut, Missed, likeliest, predicted_without
-from launcher.config.hardware import hardware_files
 from launcher.config.uncertainty import Widths, shipped_widths
-from launcher.cost.known import rates_assumed
 from launcher.tables.canonical import COLUMNS as COLUMNS_OF_RUNS
 from launcher.tables.canonical import UNKNOWN
 from launcher.tables.cases import TableCase
@@ -111,8 +109,7 @@ class Splits:
         inside = np.zeros(len(self.cases), dtype=bool)
         for each in self.missed:
             widths = likeliest([other for other in self.missed if other is not each], self.widths, FEW)
-            own = self.apart.sources == each.source
-            inside[own] = _inside(each, widths, self.assumed[own])
+            inside[self.apart.sources == each.source] = each.inside(widths)
         return Told(self.apart.time.sum(axis=1), inside)
 
     def without(self, kind: str) -> tuple[np.ndarray, Told]:
@@ -126,31 +123,18 @@ class Splits:
         found = LeftOut([self.cases[i] for i in chosen], time[chosen], causes[chosen], self.measured[chosen], parameters)
         widths = likeliest([other for other in self._of_others(rows) if len(other.ratios)], self.widths)
         inside = np.zeros(len(chosen), dtype=bool)
-        assumed = self.assumed[chosen] | (kind in FAMILIES)
         for each in found.missed():
-            own = found.sources == each.source
-            inside[own] = _inside(each, widths, assumed[own])
+            assumed = each.assumed | (kind in FAMILIES)
+            inside[found.sources == each.source] = replace(each, assumed=assumed).inside(widths)
         return rows, Told(time[chosen].sum(axis=1), inside)
 
     def _of_others(self, rows: np.ndarray) -> Iterator[Missed]:
         for each in self.missed:
             yield each.rows(np.flatnonzero(~rows[self.apart.sources == each.source]))
 
-    @cached_property
-    def assumed(self) -> np.ndarray:
-        """(n,) which rows are of a chip to whose runs no rate was fitted."""
-        files = hardware_files()
-        return np.array([rates_assumed(files[case.row["hardware"]]) for case in self.cases])
-
     def rows(self, chosen: Callable[[TableCase], bool]) -> np.ndarray:
         """(n,) which rows are of a kind."""
         return np.array([chosen(case) for case in self.cases])
-
-
-def _inside(missed: Missed, widths: Widths, assumed: np.ndarray) -> np.ndarray:
-    """(n,) which measurements are in their 80 % intervals; ``assumed`` are those on a chip to whose runs no rate was fitted."""
-    levels = np.where(assumed, missed.levels(replace(widths, rate=widths.chip)), missed.levels(widths))
-    return np.asarray((levels > 0.1) & (levels < 0.9))
 
 
 def frozen(cases: Sequence[TableCase]) -> list[tuple[str, str, str, str]]:

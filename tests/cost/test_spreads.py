@@ -33,7 +33,7 @@ def planted(source: str, count: int, size: float, seed: int) -> Missed:
     shares = draw.dirichlet(np.full(len(WIDTH_OF_PART), 0.3), count)
     traits = Traits(shares, draw.uniform(0, 6, (count, 4)), draw.integers(0, 2, count))
     covariance = between(widths, traits, traits, np.eye(count)).at(size**2) + widths.noise**2 * np.eye(count)
-    return Missed(source, traits, np.zeros(count), draw.multivariate_normal(np.zeros(count), covariance))
+    return Missed(source, traits, np.zeros(count), draw.multivariate_normal(np.zeros(count), covariance), np.zeros(count, dtype=bool))
 
 
 def test_the_evidence_is_the_integral_over_all_sizes() -> None:

@@ -218,7 +218,7 @@ def test_an_explanation_has_the_interval_and_says_how_far_own_runs_are(plan: Any
 def test_an_explanation_says_that_rates_are_assumed_where_they_are(plan: Any) -> None:
     explain = [*SMALL, "--explain", json.loads(plan(*SMALL, "--top", "1", "--json")[1])["layouts"][0]["name"]]
     assert "nobody fitted" not in plan(*explain)[1]
-    assert "nobody fitted the rates of mi300x to runs" in plan(*explain, "hardware=mi300x")[1]
+    assert "nobody fitted the rates of h20 to runs" in plan(*explain, "hardware=h20")[1]
 
 
 @pytest.mark.parametrize(
