@@ -42,6 +42,10 @@ def test_published_models_have_their_published_parameter_counts(model: ModelConf
         {"activation": "gelu", "ffn": 192},
         {"activation": "squared_relu"},
         {"layers": 1, "vocab": 77, "seq": 33},
+        {"qk_norm": "head", "norm": "layer", "kv_heads": 2},
+        {"qk_norm": "width", "norm": "layer", "biases": ["qkv", "down"]},
+        {"norm_at": "both", "residual": "parallel_one_norm", "norm": "layer", "biases": ["output", "up"]},
+        {"norm_at": "after", "residual": "parallel", "norm": "layer_no_bias"},
     ],
 )
 def test_every_family_counts_the_parameters_that_the_trainer_builds(family: str, changes: dict[str, object]) -> None:
@@ -53,6 +57,35 @@ def test_every_family_counts_the_parameters_that_the_trainer_builds(family: str,
     with torch.device("meta"):
         built = Transformer(model)
     assert Shape.of(model).parameters == sum(p.numel() for p in built.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("residual", ["sequential", "parallel", "parallel_one_norm"])
+@pytest.mark.parametrize("norm_at", ["before", "after", "both"])
+def test_norms_and_what_products_read_are_counted_as_a_block_computes(norm_at: str, residual: str) -> None:
+    """Distinct tensors that norms and first products are given, in a block that only notes who reads what."""
+    import torch
+    from torch import nn
+
+    from trainer.models.transformer import Block
+
+    model = resolve_model(ModelConfig(layers=1, hidden=8, heads=2, vocab=16, seq=4, norm_at=norm_at, residual=residual))
+    built, read = Block(model), dict[str, list[int]]()
+    given = list[torch.Tensor]()  # kept, so that no two have one address
+    for name, module in built.named_children():
+        if name.endswith("norm") or name in ("attention", "mlp"):
+
+            def noted(_: nn.Module, tensors: tuple[torch.Tensor], kind: str = "norms" if name.endswith("norm") else "products") -> None:
+                given.append(tensors[0])
+                read.setdefault(kind, []).append(id(tensors[0]))
+
+            module.register_forward_pre_hook(noted)
+    with torch.no_grad():
+        built(torch.zeros(4, 1, 8))
+    shape = Shape.of(model)
+    assert len(read["norms"]) == shape.block_norms
+    assert len(set(read["norms"])) == shape.block_norms - shape.shared_norm_inputs
+    assert len(set(read["products"])) == shape.block_norms - shape.unread_norms
 
 
 def test_step_flops_are_those_of_the_megatron_papers() -> None:

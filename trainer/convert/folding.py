@@ -12,6 +12,7 @@ from torch import Tensor
 from trainer.checkpoint.pieces import ParameterPiece
 from trainer.checkpoint.shards import Reader
 from trainer.checkpoint.tuned import Merged
+from trainer.shared.families.block import branches
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run.derived import resolve_model
 from trainer.shared.run.resolved import ResolvedModelConfig
@@ -36,7 +37,8 @@ def factor(name: str, model: ResolvedModelConfig) -> float:
     if path[-1] == ("qkv" if model.qk_norm == "none" else "query_norm"):
         return model.attention_scale / usual.attention_scale
     last = (("attention", "output"), ("mlp", "down"), ("shared", "down"))
-    adds = path[-1].endswith("_post_norm") if model.norm_at != "before" else tuple(path[-2:]) in last
+    normed = any(part.after for part in branches(model.norm_at, model.residual))
+    adds = path[-1].endswith("_post_norm") if normed else tuple(path[-2:]) in last
     return model.residual_scale / usual.residual_scale if adds else 1.0
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.shared.families.block import branches, head_norms
 from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.records.model_files import check_named
@@ -123,11 +124,10 @@ def _rules(model: ResolvedModelConfig, modules: Mapping[str, str], here: str, th
 
 def absent(model: ResolvedModelConfig) -> set[str]:
     """Returns the names of modules that a model's blocks lack because of its choice of norms and experts."""
+    parts = branches(model.norm_at, model.residual)
     without = {
-        "attention_norm": model.norm_at == "after",
-        "mlp_norm": model.norm_at == "after" or model.residual == "parallel_one_norm",
-        "attention_post_norm": model.norm_at == "before",
-        "mlp_post_norm": model.norm_at == "before",
+        **{f"{part.name}_norm": not part.before for part in parts},
+        **{f"{part.name}_post_norm": not part.after for part in parts},
         "attention.query_norm": model.qk_norm == "none",
         "attention.key_norm": model.qk_norm == "none",
         "attention.query": model.latent.query_rank > 0,
@@ -143,6 +143,5 @@ def parameters_of(model: ResolvedModelConfig, module: str) -> tuple[str, ...]:
     """Returns the names of a module's parameters: weight, and bias if it has one."""
     name = module.rpartition(".")[2]
     shifted = NORM_VECTORS[model.norm] == 2 if name.endswith("norm") else name in model.biases
-    if name in ("query_norm", "key_norm") and model.qk_norm == "width":
-        shifted = False
-    return ("weight", "bias") if shifted else ("weight",)
+    of_heads = {each.name: each.shifted for each in head_norms(model, model.qk_norm)}
+    return ("weight", "bias") if shifted and of_heads.get(name, True) else ("weight",)

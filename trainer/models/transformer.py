@@ -12,6 +12,7 @@ from trainer.models.experts import MixtureOfExperts
 from trainer.models.latent import MultiHeadLatentAttention
 from trainer.models.layers import MLP, VOCABULARY, Dropout, Linear, PositionEmbedding, TokenEmbedding, norm, residual_std
 from trainer.models.rope import angles
+from trainer.shared.families.block import branches
 from trainer.shared.families.family import Family
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.parallel.boundary import BoundaryTensors
@@ -55,16 +56,16 @@ class Block(nn.Module):
     def __init__(self, c: ResolvedModelConfig, index: int = 0):
         super().__init__()
         output_std, down_std = residual_std(c, "output"), residual_std(c, "down")
-        before, after = c.norm_at != "after", c.norm_at != "before"
-        self.parallel, self.scale = c.residual != "sequential", c.residual_scale
-        self.attention_norm = norm(c) if before else None
+        first, second = branches(c.norm_at, c.residual)
+        self.parallel, self.scale = second.behind == 0, c.residual_scale
+        self.attention_norm = norm(c) if first.before else None
         attention = MultiHeadLatentAttention if c.latent.kv_rank else Attention
         self.attention = attention(c, output_std, AttentionCore(c, index), Rotary(angles(c, index)) if c.turns(index) else None)
-        self.attention_post_norm = norm(c) if after else None
+        self.attention_post_norm = norm(c) if first.after else None
         self.attention_dropout = Dropout(c.dropout)
-        self.mlp_norm = norm(c) if before and c.residual != "parallel_one_norm" else None
+        self.mlp_norm = norm(c) if second.before else None
         self.mlp = MixtureOfExperts(c, down_std) if c.mixes(index) else MLP(c, down_std)
-        self.mlp_post_norm = norm(c) if after else None
+        self.mlp_post_norm = norm(c) if second.after else None
         self.mlp_dropout = Dropout(c.dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainer.shared.families import block
-from trainer.shared.families.block import Matrix
+from trainer.shared.families.block import HeadNorm, Matrix, ResidualBranch
 from trainer.shared.families.family import MATRICES
 from trainer.shared.families.registry import FAMILIES
 from trainer.shared.run import flops
@@ -54,10 +54,6 @@ class LatentAttention:
     value: Array | None = None  # width of a value; None: that of a head
 
 
-NORMS = {"before": 2, "after": 2, "both": 4}
-"""Norms of the hidden state in a block, by where they stand."""
-
-
 CHOSEN = ("activation", "biases", "norm", "norm_at", "positions", "qk_norm", "residual")
 """Keys of a model by which ``family_traits`` differ within a family."""
 
@@ -74,10 +70,7 @@ def _traits(model: ResolvedModelConfig) -> dict[str, Any]:
         "gated": model.gated,
         "biases": tuple(model.biases),
         "scale_only_norm": NORM_VECTORS[model.norm] == 1,
-        "block_norms": NORMS[model.norm_at] - (model.residual == "parallel_one_norm" and model.norm_at != "after") + written,
-        "post_norms": 2 * (model.norm_at == "both"),
-        "one_input": model.residual == "parallel" or (model.residual == "parallel_one_norm" and model.norm_at == "after"),
-        "norm_first": model.norm_at != "after",
+        "branches": block.branches(model.norm_at, model.residual),
         "qk_norm": model.qk_norm,
         "positions": model.seq + model.decoder_seq + family.further_positions if model.positions == "learned" else 0,
         "embedding_norm": family.embedding_norm,
@@ -111,10 +104,7 @@ class Shape:
     gated: bool = False  # SwiGLU: three matrices in the MLP instead of two
     tied: bool = True  # input embedding and head share their matrix
     biases: tuple[str, ...] = MATRICES  # matrices that have one
-    block_norms: Array = 2  # of the hidden state, in a block
-    post_norms: int = 0  # those among them whose results are added to the residual stream, beside others before the products
-    one_input: bool = False  # attention and MLP start from the same tensor, each by itself (parallel residual)
-    norm_first: bool = True  # and with a norm
+    branches: tuple[ResidualBranch, ...] = block.branches("before", "sequential")  # of a block, but for attention to an encoder's output
     qk_norm: str = "none"  # of queries and keys: none, of each head, of the whole width
     window: Array = 0  # positions that attention looks back; 0: all
     full_every: Array = 0  # each so many-th block does in spite of that; 0: none
@@ -171,10 +161,9 @@ class Shape:
         """The encoder and the decoder by themselves; a network of one stack is its own."""
         if not np.any(self.encoder_layers):
             return (self,)
-        norms = self.block_norms - self.crossed
-        read = replace(self, layers=self.encoder_layers, encoder_layers=0, block_norms=norms, crossed=0, crossing=0, bidirectional=True)
+        read = replace(self, layers=self.encoder_layers, encoder_layers=0, crossed=0, crossing=0, bidirectional=True)
         layers = self.layers - self.encoder_layers
-        return read, replace(self, layers=layers, encoder_layers=0, seq=self.decoder_seq, block_norms=norms + 1, crossed=1)
+        return read, replace(self, layers=layers, encoder_layers=0, seq=self.decoder_seq, crossed=1)
 
     @property
     def trained(self) -> Array:
@@ -245,6 +234,11 @@ class Shape:
         return block.attention(self, self.latent)
 
     @cached_property
+    def head_norms(self) -> list[HeadNorm]:
+        """Norms of queries and keys, or of the latents that they are made from."""
+        return block.head_norms(self, self.qk_norm, self.latent)
+
+    @cached_property
     def routed(self) -> list[Matrix]:
         """Matrices of the experts that tokens are sent to; none of a dense model."""
         return [] if self.experts is None else block.routed(self, self.experts, self.experts.ffn)
@@ -276,33 +270,45 @@ class Shape:
         return len({"output", "down"}.intersection(self.biases))
 
     @property
+    def block_norms(self) -> Array:
+        """Norms of the hidden state in a block."""
+        return block.norms(self.branches) + self.crossed
+
+    @property
+    def shared_norm_inputs(self) -> int:
+        """Norms whose input another one before them reads, too."""
+        return block.norms(self.branches) - block.norm_inputs(self.branches)
+
+    @property
+    def unread_norms(self) -> int:
+        """Norms beyond the tensors that products read: their results are added to the residual stream."""
+        return block.norms(self.branches) - block.product_inputs(self.branches)
+
+    @property
     def added_to_residual(self) -> Array:
         """Results that a block adds to the residual stream."""
-        return 2 + self.crossed
+        return len(self.branches) + self.crossed
 
     @property
     def small_parameters(self) -> Array:
         """Biases, norms and sinks of one block, but for those of its experts."""
-        attention, mlp = self.query_width + 2 * self.kv_width, (self.mlp_matrices - 1) * self.ffn
-        biases = ("qkv" in self.biases) * attention + ("up" in self.biases) * mlp + self.output_biases * self.hidden
-        biases = biases + self.crossed * (("qkv" in self.biases) * attention + ("output" in self.biases) * self.hidden)
+        own, crossing = ([*self.attention, *block.mlp(self)], block.crossing(self))
+        biases = block.biases(own, self.biases) + self.crossed * block.biases(crossing, self.biases)
         return biases + self.block_norms * self.norm_parameters + self.head_norm_parameters + self.sinks * self.heads
 
     @property
     def head_norm_parameters(self) -> Array:
         """Norms of queries and keys, or of their latents."""
-        if self.latent is not None:
-            return (self.latent.query_rank + self.latent.kv_rank) * (1 if self.scale_only_norm else 2)
-        return {"none": 0, "head": 2 * self.head_width, "width": self.query_width + self.kv_width}[self.qk_norm]
+        shift = 0 if self.scale_only_norm else 1
+        return sum(each.weights * (1 + shift * each.shifted) for each in self.head_norms)
 
     @property
     def expert_biases(self) -> Array:
         """Biases of a block with experts beyond those of one with an MLP, averaged over all blocks."""
         if self.experts is None:
             return 0
-        each = ("up" in self.biases) * (self.mlp_matrices - 1) * self.experts.ffn + ("down" in self.biases) * self.hidden
-        dense = ("up" in self.biases) * (self.mlp_matrices - 1) * self.ffn + ("down" in self.biases) * self.hidden
-        more = self.experts.count * (each + self.experts.router_bias) - dense
+        more = block.biases(self.routed, self.biases) - block.biases(block.mlp(self), self.biases)
+        more = more + self.experts.count * self.experts.router_bias
         return more * self.expert_layers / self.layers
 
     @property

@@ -102,13 +102,12 @@ def _copies_norm_inputs(case: Case) -> bool:
 
 
 def norms(case: Case) -> Array:
-    """Returns the bytes of all norms of the hidden state, and of queries and keys. The norm before the MLP feeds one product alone, one
-    behind a product none, and two of the same input keep it once."""
+    """Returns the bytes of all norms of the hidden state, and of queries and keys. Each is counted with an input and a result: an input of
+    several norms is one, and a result that is added to the residual stream is not kept, unless the products of another branch read it. The
+    norm before the MLP feeds one product alone."""
     s = case.shape
-    unfed = narrow(case) - input_bytes(case, "up") + s.post_norms * narrow(case)
-    once: float = 0
-    if s.one_input:
-        once = (0 if _copies_norm_inputs(case) else case.width) if s.norm_first else narrow(case)
+    once = s.shared_norm_inputs * (0 if _copies_norm_inputs(case) else case.width)
+    unfed = narrow(case) - input_bytes(case, "up") + s.unread_norms * narrow(case)
     return s.block_norms * one_norm(case) - rows(case) * (unfed + once) + head_norms(case)
 
 

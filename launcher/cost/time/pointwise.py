@@ -62,12 +62,8 @@ def sorted_tokens(case: Case) -> Array:
 
 
 def normed_heads(case: Case) -> Array:
-    """Elements of queries and keys, or of the latents that they are made from, that have norms of their own. Every tensor rank norms all
-    of a latent."""
-    s = case.shape
-    if s.latent is not None:
-        return case.tokens * (s.latent.query_rank + s.latent.kv_rank)
-    return case.tokens * (s.query_width + s.kv_width) / case.tensor if s.qk_norm != "none" else 0.0
+    """Elements of queries and keys, or of the latents that they are made from, that have norms of their own."""
+    return sum(case.tokens * each.normed / (1 if each.whole else case.tensor) for each in case.shape.head_norms)
 
 
 def turning_width(case: Case) -> Array:

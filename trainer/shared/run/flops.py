@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.shared.families.block import Matrix, attention, crossing, mlp, routed, router, shared, visited_weights
+from trainer.shared.families.block import Matrix, attention, branches, crossing, mlp, routed, router, shared, visited_weights
 from trainer.shared.run.resolved import ResolvedModelConfig
 from trainer.shared.run.schema import LayoutConfig
 
@@ -105,7 +105,8 @@ def recomputed_flops(model: ResolvedModelConfig, layout: LayoutConfig, recompute
             again = sum(core_flops(model, block) for block in range(model.layers)) / model.layers
         case "full":
             each = sum(block_flops(model, block) for block in range(model.layers)) / model.layers
-            skipping = 1 - len(model.mixtures) / model.layers if model.norm_at == "before" else 0
+            normed = branches(model.norm_at, model.residual)[-1].after
+            skipping = 0 if normed else 1 - len(model.mixtures) / model.layers
             tokens = sum(model.decoder_seq if model.writes(block) else model.seq for block in range(model.layers)) / model.layers
             again = each - skipping * matrix_flops(tokens, model.hidden * model.ffn)
         case _:
