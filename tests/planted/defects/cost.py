@@ -22,6 +22,27 @@ DEFECTS = [
         "tests/search/test_repeated_runs.py tests/search/test_surrogate.py",
     ),
     Defect(
+        "a norm that two branches read is kept twice",
+        "trainer/shared/families/block.py",
+        "for part in parts if not (part.before or part.shares)})",
+        "for part in parts if not part.before})",
+        "tests/cost/test_shape.py",
+    ),
+    Defect(
+        "norms of each head have no bias",
+        "trainer/shared/families/block.py",
+        "width, shifted=each) for",
+        "width, shifted=False) for",
+        "tests/cost/test_shape.py",
+    ),
+    Defect(
+        "a constant is fitted to runs that judge it",
+        "benchmarks/fit.py",
+        "fitted, judging = kept & ~problem.judging, kept & problem.judging",
+        "fitted, judging = kept, kept & problem.judging",
+        "tests/published/test_judges.py",
+    ),
+    Defect(
         "an all-reduce moves the bytes of a gather",
         COLLECTIVES,
         "2 * (group.size - 1) / group.size, payload",
