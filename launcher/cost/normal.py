@@ -7,10 +7,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-MANY = 100_000
-"""Values from which on SciPy is faster even where it must be imported first."""
+MANY = 3_000_000
+"""Values of one process from which on SciPy pays: its import takes as long as the standard library for so many."""
 
-_erfc = np.vectorize(math.erfc, otypes=[float])
+_asked = 0
+_erfc = np.frompyfunc(math.erfc, 1, 1)
 _inverse = np.vectorize(NormalDist().inv_cdf, otypes=[float])
 
 
@@ -21,8 +22,10 @@ def normal_pdf(z: np.ndarray) -> np.ndarray:
 
 def ndtr(z: np.ndarray) -> np.ndarray:
     """Probability below each ``z``."""
-    if z.size < MANY:
-        return np.asarray(0.5 * _erfc(-z / math.sqrt(2)))
+    global _asked
+    _asked += z.size
+    if _asked < MANY:
+        return 0.5 * np.asarray(_erfc(-z / math.sqrt(2)), dtype=float)
     from scipy.special import ndtr as of_many
 
     return np.asarray(of_many(z))
