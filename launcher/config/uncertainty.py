@@ -30,10 +30,10 @@ class Widths:
     memory: float  # one error of the predicted memory for all layouts of a machine and its trainer
     memory_layout: float  # and one for each layout
     noise: float  # of a measured step time
-    chip: float  # of the rate of large products on a chip to whose runs none was fitted
+    chip: float  # of the rate of matrix units on a chip to whose runs none was fitted
     constant: float  # of a constant of the cost model on a machine of which nothing was measured (trireme calibrate)
     transfer: float  # of a step time on fewer nodes as one of the full size
-    rate: float = 0.0  # of matrix products here, beside ``part``: that of such a chip
+    rate: float = 0.0  # of all that runs on matrix units here, beside ``part``: that of such a chip
 
 
 LARGEST = 100.0

@@ -28,6 +28,9 @@ WIDTH_OF_PART = (
 )
 """The parts of a step, in their order, and which of ``Widths`` says how far each may be off."""
 
+RATED = (MATRICES, ATTENTION, HEAD)
+"""Parts that mostly run on a device's matrix units."""
+
 
 def total(parts: Parts) -> Array:
     return sum(parts.values())

@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 
 from launcher.config.uncertainty import Widths
 from launcher.cost.normal import ndtr, ndtri, normal_pdf
-from launcher.cost.parts import MATRICES, WIDTH_OF_PART
+from launcher.cost.parts import RATED, WIDTH_OF_PART
 from trainer.shared.run.schema import RECOMPUTE, SCHEDULES
 
 KIND = 1.5
@@ -105,8 +105,14 @@ def part_widths(widths: Widths, count: int) -> np.ndarray:
     """(count,) width of each part of a step; of parts that are not those of a step, that of any."""
     if count != len(WIDTH_OF_PART):
         return np.full(count, widths.part)
-    found = {part: getattr(widths, name) for part, name in WIDTH_OF_PART.items()}
-    return np.array([*(found | {MATRICES: np.hypot(found[MATRICES], widths.rate)}).values()])
+    return np.array([getattr(widths, name) for name in WIDTH_OF_PART.values()])
+
+
+def rated(traits: Traits) -> np.ndarray:
+    """(n,) share of the step that goes as fast as the chip's matrix units, in whatever part; 0 where parts are not those of a step."""
+    if traits.shares.shape[1] != len(WIDTH_OF_PART):
+        return np.zeros(len(traits))
+    return np.asarray(traits.shares[:, [name in RATED for name in WIDTH_OF_PART]].sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,8 @@ def between(widths: Widths, one: Traits, other: Traits, same: np.ndarray, distan
     smooth = widths.layout**2 * np.exp(-distance / (2 * widths.reach**2))
     each = part_widths(widths, one.shares.shape[1])
     parts, rest = (one.shares * each) @ (other.shares * each).T, smooth + widths.rough**2 * same
+    if widths.rate:
+        parts = parts + widths.rate**2 * np.outer(rated(one), rated(other))
     common = np.full(parts.shape, widths.common**2)
     if one.unit is None or other.unit is None:
         return Covariance(common + parts, rest, common)
@@ -146,7 +154,7 @@ def own_variance(widths: Widths, traits: Traits) -> Covariance:
     """(n,) the diagonals of ``between``."""
     each = part_widths(widths, traits.shares.shape[1])
     common = np.full(len(traits), widths.common**2)
-    sure = common + ((traits.shares * each) ** 2).sum(axis=1)
+    sure = common + ((traits.shares * each) ** 2).sum(axis=1) + (widths.rate * rated(traits)) ** 2
     return Covariance(sure, np.full(len(traits), widths.layout**2 + widths.rough**2), common)
 
 

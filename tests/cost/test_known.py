@@ -14,8 +14,8 @@ from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
 from launcher.cost.known import MeasuredPoints, asked_cells, distances, nearest_runs, place_of, rates_assumed, unmeasured, widths_at
-from launcher.cost.parts import MATRICES, WIDTH_OF_PART
-from launcher.cost.uncertainty import Traits, own_variance
+from launcher.cost.parts import ATTENTION, HEAD, MATRICES, WIDTH_OF_PART
+from launcher.cost.uncertainty import Traits, between, own_variance
 from launcher.planning.plan import plan
 from tests.cost.machines import HARDWARE
 
@@ -69,13 +69,18 @@ def test_rates_are_assumed_until_the_machine_is_measured_or_has_run() -> None:
     assert rates == [shipped_widths().chip, 0, 0, 0]
 
 
-def test_an_assumed_rate_widens_what_is_said_of_matrix_products_alone() -> None:
-    shares = np.eye(len(WIDTH_OF_PART))
-    usual, assumed = (
-        own_variance(widths, Traits(shares, shares)).sure for widths in (shipped_widths(), dataclasses.replace(shipped_widths(), rate=0.3))
+def test_an_assumed_rate_widens_what_is_said_of_matrix_units_alone_and_by_one_error() -> None:
+    """Attention and the head's product are as much too fast as all other products."""
+    names, shares = list(WIDTH_OF_PART), np.eye(len(WIDTH_OF_PART))
+    usual, assumed = shipped_widths(), dataclasses.replace(shipped_widths(), rate=0.3)
+    alone = Traits(shares, shares)
+    wider = own_variance(assumed, alone).sure - own_variance(usual, alone).sure
+    assert [name for name, more in zip(names, wider) if more > 1e-12] == [MATRICES, ATTENTION, HEAD] and wider.max() == pytest.approx(
+        0.3**2
     )
-    wider = assumed - usual
-    assert wider[list(WIDTH_OF_PART).index(MATRICES)] == pytest.approx(0.3**2) and np.count_nonzero(wider.round(12)) == 1
+    both = between(assumed, alone, alone, np.eye(len(names))).sure - between(usual, alone, alone, np.eye(len(names))).sure
+    assert both[names.index(MATRICES), names.index(ATTENTION)] == pytest.approx(0.3**2)
+    assert np.allclose(np.diag(both), wider)
 
 
 def test_rates_of_chips_of_no_fitted_family_are_assumed() -> None:
