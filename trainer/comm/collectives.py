@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,28 @@ class _Works(list[Any]):
         return all(work.is_completed() for work in self)
 
 
+class _OnceWaited:
+    """A handle that is waited for once, by whichever thread is first. Gloo copies the result of a reduce-scatter at every wait
+    (ProcessGroupGloo.cpp, ``reduce_scatter_tensor_coalesced``): a second one would undo what was done to it since."""
+
+    def __init__(self, work: Any):
+        self.work, self.lock, self.waited = work, threading.Lock(), False
+
+    def wait(self) -> None:
+        with self.lock:
+            if not self.waited:
+                self.work.wait()
+                self.waited = True
+
+    def is_completed(self) -> bool:
+        return self.waited or bool(self.work.is_completed())
+
+
+def _once(work: Any, result: Tensor) -> Any:
+    """Returns the handle, on a CPU one that is waited for once; on CUDA every stream has to wait."""
+    return work if work is None or result.is_cuda else _OnceWaited(work)
+
+
 @dataclass
 class Group:
     """Ranks that communicate along one axis. ``handle`` is torch's process group, None for a single rank."""
@@ -138,7 +161,7 @@ class Group:
         """``shard`` = this rank's piece, along dimension 0, of the sum of ``tensor`` over the group."""
         if self.size == 1:
             return self._alone(shard, tensor)
-        call = lambda: _reduce_scatter(shard, tensor, group=self.handle, async_op=True)  # noqa: E731
+        call = lambda: _once(_reduce_scatter(shard, tensor, group=self.handle, async_op=True), shard)  # noqa: E731
         return self._start("reduce_scatter", tensor, call, shard, tensor)
 
     def all_to_all(self, output: Tensor, tensor: Tensor, come: list[int] | None = None, to: list[int] | None = None) -> Pending:
