@@ -110,7 +110,7 @@ class _Works(list[Any]):
 
 class _OnceWaited:
     """A handle that is waited for once, by whichever thread is first. Gloo copies the result of a reduce-scatter at every wait
-    (ProcessGroupGloo.cpp, ``reduce_scatter_tensor_coalesced``): a second one would undo what was done to it since."""
+    (ProcessGroupGloo.cpp, ``reduce_scatter_tensor_coalesced``): a second one would undo later changes of it."""
 
     def __init__(self, work: Any):
         self.work, self.lock, self.waited = work, threading.Lock(), False
