@@ -96,6 +96,9 @@ def instead_of_ranks(ground: Ground, script: str) -> dict[str, Any]:
 NO_MAP = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "nope", "key": "level"}}}
 
 
+ASLEEP = [PYTHON, "-c", "import time; time.sleep(600)", str(PurePosixPath(CONFIG_DIR) / ENTRY.name)]
+"""A process that a signal kills: ranks that have begun by then stop after a checkpoint, and have not failed."""
+
 FATES: dict[str, tuple[dict[str, Any], Reason, str]] = {
     "memory": ({"memory": "120Mi", "shared_memory": None, "python": PYTHON}, Reason.HOST_MEMORY, ""),
     "python": ({"python": "/no/such/python"}, Reason.CANNOT_START, "no such file or directory"),
@@ -108,7 +111,8 @@ FATES: dict[str, tuple[dict[str, Any], Reason, str]] = {
     "never": (patched(image="no.such/image:1") | {"pull_policy": "Never"}, Reason.CANNOT_START, "load the image onto the nodes"),
     "name": (patched(image="No Such Image"), Reason.CANNOT_START, "InvalidImageName"),
     "deadline": (
-        {"run": LONG, "patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1}}}}, Reason.TIME_LIMIT, "DeadlineExceeded: Pod was active",
+        {"patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1, "containers": [{"name": "node", "command": ASLEEP}]}}}}, Reason.TIME_LIMIT,
+        "DeadlineExceeded: Pod was active",
     ),
 }  # fmt: skip
 
