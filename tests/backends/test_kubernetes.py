@@ -96,22 +96,25 @@ def instead_of_ranks(ground: Ground, script: str) -> dict[str, Any]:
 NO_MAP = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "nope", "key": "level"}}}
 
 
-ASLEEP = [PYTHON, "-c", "import time; time.sleep(600)", str(PurePosixPath(CONFIG_DIR) / ENTRY.name)]
+SYNCED = 10.0
+"""Seconds in which a busy node learns of the objects that a pod was made with, so that only those that do not exist are missing."""
+ASLEEP = [PYTHON, "-u", "-c", "import time; time.sleep(600)", str(PurePosixPath(CONFIG_DIR) / ENTRY.name)]
 """A process that a signal kills: ranks that have begun by then stop after a checkpoint, and have not failed."""
 
 FATES: dict[str, tuple[dict[str, Any], Reason, str]] = {
     "memory": ({"memory": "120Mi", "shared_memory": None, "python": PYTHON}, Reason.HOST_MEMORY, ""),
     "python": ({"python": "/no/such/python"}, Reason.CANNOT_START, "no such file or directory"),
-    "secret": ({"secrets": {"TOKEN": "nope/token"}, "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
-    "volume": ({"volumes": [VolumeConfig(mount="/x", secret="nope")], "fault_timeout": 1.0}, Reason.CANNOT_START, 'secret "nope" not found'),
-    "map": (patched(env=[NO_MAP]) | {"fault_timeout": 1.0}, Reason.CANNOT_START, 'configmap "nope" not found'),
+    "secret": ({"secrets": {"TOKEN": "nope/token"}, "fault_timeout": SYNCED}, Reason.CANNOT_START, 'secret "nope" not found'),
+    "volume": ({"volumes": [VolumeConfig(mount="/x", secret="nope")], "fault_timeout": SYNCED}, Reason.CANNOT_START, 'secret "nope" not found'),
+    "map": (patched(env=[NO_MAP]) | {"fault_timeout": SYNCED}, Reason.CANNOT_START, 'configmap "nope" not found'),
     "pull": (
-        {"pull_policy": "Always", "fault_timeout": 1.0}, Reason.CANNOT_START, "check cluster.container.image and cluster.pull_secrets",
+        {"pull_policy": "Always", "fault_timeout": SYNCED}, Reason.CANNOT_START, "check cluster.container.image and cluster.pull_secrets",
     ),
     "never": (patched(image="no.such/image:1") | {"pull_policy": "Never"}, Reason.CANNOT_START, "load the image onto the nodes"),
     "name": (patched(image="No Such Image"), Reason.CANNOT_START, "InvalidImageName"),
     "deadline": (
-        {"patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1, "containers": [{"name": "node", "command": ASLEEP}]}}}}, Reason.TIME_LIMIT,
+        {"python": PYTHON, "patch": {"Pod": {"spec": {"activeDeadlineSeconds": 1, "containers": [{"name": "node", "command": ASLEEP}]}}}},
+        Reason.TIME_LIMIT,
         "DeadlineExceeded: Pod was active",
     ),
 }  # fmt: skip
