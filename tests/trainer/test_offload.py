@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trainer.checkpoint.shards import Reader
 from trainer.comm.clock import Clock
 from trainer.comm.collectives import Ledger, World
 from trainer.data import open_dataset
+from trainer.launch.rank_env import RankEnv
 from trainer.shared.parallel.shards import ALIGNMENT, on_host
 from trainer.shared.records.manifest import STATES, read_manifest
 from trainer.shared.records.outcome import Reason
@@ -122,6 +124,26 @@ def test_a_checkpoint_continues_under_any_share_and_in_files(farm: Farm, tmp_pat
         ours, theirs = (saved(root) for root in (copy, tmp_path / "whole"))
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], value) for name, value in theirs.items())
     assert not list((tmp_path / "states").iterdir()), "a file of a process that has ended"
+
+
+def waited_late(env: RankEnv, folder: Path) -> None:
+    """A reduce-scatter that another thread waits for after its result was changed here."""
+    world = World(env.rank, env.world_size, CPU, env.address, env.port, 60.0)
+    piece = torch.empty(1)
+    pending = world.make_group("data", [0, 1]).reduce_scatter(piece, torch.ones(2))
+    work = pending.work
+    pending.wait()
+    piece += 40
+    late = threading.Thread(target=work.wait)
+    late.start()
+    late.join()
+    (folder / f"{env.rank}.txt").write_text(str(piece.item()))
+    world.close()
+
+
+def test_a_thread_that_waits_late_for_a_gradient_leaves_what_was_added_to_it(farm: Farm) -> None:
+    folder = farm.call(waited_late, 2).directory
+    assert [(folder / f"{rank}.txt").read_text() for rank in range(2)] == ["42.0", "42.0"]
 
 
 def test_a_skipped_step_changes_nothing_on_the_host() -> None:

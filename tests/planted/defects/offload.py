@@ -16,6 +16,13 @@ DEFECTS = [
         BITS,
     ),
     Defect(
+        "a late wait for a reduce-scatter brings its result back",
+        "trainer/comm/collectives.py",
+        "if not self.waited:",
+        "if True:",
+        BITS,
+    ),
+    Defect(
         "the host updates a bucket twice",
         HOST,
         "        if update is not None:\n            update()\n",
