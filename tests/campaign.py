@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,14 @@ def _planted(workers: int) -> dict[str, int]:
         path = Path(folder) / "planted.json"
         subprocess.run([sys.executable, "-m", "tests.planted", "--jobs", str(workers), "--json", str(path)], cwd=ROOT)
         verdicts = json.loads(path.read_text()) if path.exists() else []
-    counts = Counter("caught" if verdict["caught"] else "failed" for verdict in verdicts)
-    return dict(counts) or {"error": 1}
+    return planted_counts(verdicts)
+
+
+def planted_counts(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Defects that were caught, those that escaped (``failed``), and tests that fail without any (``error``)."""
+    defects = Counter("caught" if verdict["caught"] else "failed" for verdict in verdicts if verdict["room"])
+    spoilt = sum(verdict["caught"] for verdict in verdicts if not verdict["room"])
+    return dict(defects) | ({"error": spoilt} if spoilt else {}) if defects else {"error": 1}
 
 
 def failed(line: dict[str, Any]) -> bool:

@@ -36,6 +36,15 @@ def test_an_area_fails_if_a_test_fails_or_none_runs(tests: dict[str, int], verdi
     assert campaign.failed(LINE | {"tests": tests}) is verdict
 
 
+def test_a_defect_that_escapes_fails_its_area_and_so_does_a_test_that_fails_without_any() -> None:
+    caught = {"room": "state", "name": "one", "caught": True}
+    sound = {"room": "", "name": "tests/test_one.py::test_one", "caught": False}
+    assert campaign.planted_counts([sound, caught, caught]) == {"caught": 2}
+    assert campaign.planted_counts([sound, caught, caught | {"caught": False}]) == {"caught": 1, "failed": 1}
+    assert campaign.planted_counts([sound | {"caught": True}, caught]) == {"caught": 1, "error": 1}
+    assert campaign.planted_counts([sound]) == campaign.planted_counts([]) == {"error": 1}
+
+
 def test_an_unknown_area_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         campaign.main(["layuots"])

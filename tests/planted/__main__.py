@@ -5,14 +5,16 @@
     python -m tests.planted --name "the norm counts replicas of a shard again"
 
 caught.json beside this file remembers by which test each defect was caught: that one is asked first, and all the others where it passes.
-Tests that fail without a defect say nothing, so each set of them runs once without any. A defect that makes tests hang is caught when
-one of them fails for it: one that has to be ended from here has escaped.
+A test that fails without a defect says nothing, so each that is asked runs once without any: those that are remembered before all else,
+others when they have caught one. A defect that makes tests hang is caught when one of them fails for it: one that has to be ended from
+here has escaped.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -25,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,13 +44,19 @@ FAILED, CAUGHT = 1, re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.M
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a defect, or of a set of tests without one (``room`` is empty)."""
+    """What became of a defect, or of a test without one (``room`` is empty, ``name`` is the test's)."""
 
     room: str
     name: str
     caught: bool
     by: str  # the first test that failed, or why there is none
     seconds: float
+
+    @property
+    def word(self) -> str:
+        """``sound`` and ``spoilt`` are tests without a defect."""
+        words = ("caught", "ESCAPED") if self.room else ("spoilt", "sound")
+        return words[not self.caught]
 
 
 RUNNING: set[subprocess.Popen[bytes]] = set()
@@ -86,21 +94,9 @@ class Copy:
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink()
 
-    def run(self, tests: str, log: Path) -> tuple[int | None, str]:
-        """pytest's exit code (None: ended from here), and the first test that failed."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-rfE",
-            "-p",
-            "no:cacheprovider",
-            "--as-drawn",
-            f"--timeout={TEST_SECONDS}",
-            *shlex.split(tests),
-        ]
+    def run(self, tests: Sequence[str], log: Path, words: Sequence[str] = ("-x", "-rfE")) -> tuple[int | None, list[str]]:
+        """pytest's exit code (None: ended from here), and the tests that failed: the first, unless ``words`` ask for all."""
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--as-drawn", f"--timeout={TEST_SECONDS}", *words, *tests]
         with log.open("w") as output:
             process = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -113,8 +109,22 @@ class Copy:
             finally:
                 _end(process)
                 RUNNING.discard(process)
-        found = CAUGHT.search(log.read_text(errors="replace"))
-        return code, found[1] if found else ""
+        return code, CAUGHT.findall(log.read_text(errors="replace"))
+
+    def there(self, tests: Sequence[str], log: Path) -> list[str]:
+        """Those of the tests that are collected, in their order: pytest runs none where one is gone."""
+        files = dict.fromkeys(file for test in tests if (self.folder / (file := test.partition("::")[0])).exists())
+        self.run([*files], log, ["--collect-only"])
+        found = set(log.read_text(errors="replace").splitlines())
+        return [test for test in tests if test in found]
+
+    def sound(self, tests: Sequence[str], log: Path) -> list[Verdict]:
+        """Run tests without a defect: ``caught`` are those that fail."""
+        begin = time.monotonic()
+        code, failed = self.run(tests, log, ["-rfE"]) if tests else (0, [])
+        seconds = round((time.monotonic() - begin) / max(1, len(tests)), 1)
+        told = code == 0 or (code == FAILED and bool(failed) and set(failed) <= set(tests))  # else it is not known which have passed
+        return [Verdict("", test, not told or test in failed, _why(code), seconds) for test in tests]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -129,19 +139,20 @@ def judge(copy: Copy, room: str, defect: Defect, log: Path, known: str | None) -
     begin, source = time.monotonic(), (copy.folder / defect.file).read_text()
     copy.write(defect.file, defect.applied(source))
     try:
-        code, first = copy.run(shlex.quote(known), log) if known else (None, "")
+        code, failed = copy.run([known], log) if known else (None, [])
         if code != FAILED:
-            code, first = copy.run(defect.tests, log)
+            code, failed = copy.run(shlex.split(defect.tests), log)
     finally:
         copy.write(defect.file, source)
-    return Verdict(room, defect.name, code == FAILED, first or _why(code), round(time.monotonic() - begin, 1))
+    return Verdict(room, defect.name, code == FAILED and bool(failed), (failed or [_why(code)])[0], round(time.monotonic() - begin, 1))
 
 
-def sound(copy: Copy, tests: str, log: Path) -> Verdict:
-    """Run a set of tests without a defect: ``caught`` if one fails, which spoils the set."""
-    begin = time.monotonic()
-    code, first = copy.run(tests, log)
-    return Verdict("", tests, code != 0, first or _why(code), round(time.monotonic() - begin, 1))
+def shared_out(tests: Iterable[str], jobs: int) -> list[list[str]]:
+    """Tests without double, in ``jobs`` parts; those of one file stay together: they share what is dear to start."""
+    parts: list[list[str]] = [[] for _ in range(jobs)]
+    for _, group in itertools.groupby(sorted(set(tests)), key=lambda test: test.partition("::")[0]):
+        min(parts, key=len).extend(group)
+    return parts
 
 
 class Record:
@@ -177,33 +188,42 @@ def _why(code: int | None) -> str:
 
 
 def run_all(chosen: Sequence[tuple[str, Defect]], jobs: int, logs: Path, trust: bool, record: Record) -> list[Verdict]:
-    """Every test set without a defect, then every defect, ``jobs`` at a time."""
-    work: queue.SimpleQueue[tuple[str, Defect | None, str]] = queue.SimpleQueue()
-    sets = [] if trust else dict.fromkeys(defect.tests for _, defect in chosen)
-    for tests in sets:
-        work.put(("", None, tests))
-    for room, defect in chosen:
-        work.put((room, defect, defect.tests))
+    """Every remembered test without a defect, then every defect, ``jobs`` at a time."""
+    work: queue.SimpleQueue[tuple[str, Defect]] = queue.SimpleQueue()
+    for planted in chosen:
+        work.put(planted)
+    remembered = shared_out((test for room, defect in chosen if (test := record.of(room, defect))), jobs)
     verdicts: list[Verdict] = []
     failures: list[BaseException] = []
+    lock = threading.Lock()
+
+    def tell(*found: Verdict) -> None:
+        with lock:
+            verdicts.extend(found)
+            for verdict in found:
+                print(_line(verdict), flush=True)
 
     def worker(number: int) -> None:
+        def log() -> Path:
+            return logs / f"{number}-{next(count):03}.log"
+
+        count = itertools.count()
         try:
             with tempfile.TemporaryDirectory(prefix="planted-", ignore_cleanup_errors=True) as folder:
                 copy = Copy(Path(folder).resolve())
+                mine = copy.there(remembered[number], log())
+                if not trust:
+                    tell(*copy.sound(mine, log()))
                 while not failures:
                     try:
-                        room, defect, tests = work.get_nowait()
+                        room, defect = work.get_nowait()
                     except queue.Empty:
                         return
-                    log = logs / f"{len(verdicts):03}-{number}.log"
-                    if defect is None:
-                        verdict = sound(copy, tests, log)
-                    else:
-                        verdict = judge(copy, room, defect, log, record.of(room, defect))
-                        record.add(verdict)
-                    verdicts.append(verdict)
-                    print(_line(verdict), flush=True)
+                    verdict = judge(copy, room, defect, log(), record.of(room, defect))
+                    record.add(verdict)
+                    tell(verdict)
+                    if not trust and verdict.caught and verdict.by not in {one.name for one in [*verdicts]}:
+                        tell(*copy.sound([verdict.by], log()))
         except BaseException as error:
             failures.append(error)
             raise
@@ -225,10 +245,8 @@ def run_all(chosen: Sequence[tuple[str, Defect]], jobs: int, logs: Path, trust: 
 
 
 def _line(verdict: Verdict) -> str:
-    if not verdict.room:
-        word = "FAILS " if verdict.caught else "sound "
-        return f"{word}  {verdict.seconds:6.1f} s  {verdict.name}" + (f": {verdict.by}" if verdict.caught else "")
-    return f"{'caught' if verdict.caught else 'ESCAPED'}  {verdict.seconds:6.1f} s  {verdict.room}: {verdict.name}  <- {verdict.by}"
+    what = f"{verdict.room}: {verdict.name}  <- {verdict.by}" if verdict.room else verdict.name
+    return f"{verdict.word:7}  {verdict.seconds:6.1f} s  {what}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -240,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="only list what would be planted")
     parser.add_argument("--json", type=Path, help="write the verdicts to this file")
     parser.add_argument("--logs", type=Path, help="keep what pytest says in this folder")
-    parser.add_argument("--trust", action="store_true", help="leave out the runs without a defect: they passed a moment ago")
+    parser.add_argument("--trust", action="store_true", help="leave out the runs without a defect: tests passed a moment ago")
     options = parser.parse_args(arguments)
     chosen = [
         (room, defect)
@@ -265,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spoilt = [verdict for verdict in verdicts if not verdict.room and verdict.caught]
     judged = [verdict for verdict in verdicts if verdict.room]
     escaped = [verdict for verdict in judged if not verdict.caught]
-    print(f"{len(judged) - len(escaped)} of {len(judged)} caught" + (f"; {len(spoilt)} sets of tests fail without any" if spoilt else ""))
+    print(f"{len(judged) - len(escaped)} of {len(judged)} caught" + (f"; {len(spoilt)} tests fail without any" if spoilt else ""))
     for verdict in [*spoilt, *escaped]:
         print(_line(verdict))
     if options.json:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted.__main__ import main
+from tests.planted.__main__ import main, shared_out
 from tests.planted.defect import Defect, DoesNotApply
 from tests.planted.defects import rooms
 
@@ -96,6 +96,12 @@ def test_a_defect_whose_text_has_gone_says_so() -> None:
         gone.applied("return a - b")
     with pytest.raises(DoesNotApply, match="2 times"):
         gone.applied("return a + b if c else b + a + b")
+
+
+def test_each_test_runs_once_without_a_defect_and_those_of_a_file_together() -> None:
+    tests = ["b.py::x", "a.py::x", "b.py::x[1]", "a.py::x", "c.py::x"]
+    assert shared_out(tests, 2) == [["a.py::x", "c.py::x"], ["b.py::x", "b.py::x[1]"]]
+    assert shared_out([], 3) == [[], [], []]
 
 
 @pytest.mark.campaign("planted")
