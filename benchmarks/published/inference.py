@@ -59,10 +59,11 @@ MIXTURES = (
 """Those of mixtures of experts, whose experts are in ``benchmarks.published.model``."""
 UNKNOWN_MIXTURES = r"moe|\d+x\d+b|-a\d+b"
 """Names of others, some of which have the name of a plain model in theirs."""
-ENGINES = (
-    (r"(trt-?llm|tensorrt).*(\bv?0\.[56]\b|performance\.md)", "tensorrt_llm_2023"), (r"trt-?llm|tensorrt", "tensorrt_llm"),
-    (r"vllm", "vllm"), (r"sglang", "sglang"),
-)  # fmt: skip
+ENGINES = ((r"trt-?llm|tensorrt", "tensorrt_llm"), (r"vllm", "vllm"), (r"sglang", "sglang"))
+RELEASE = r"(?:trt-?llm|tensorrt-llm|vllm|sglang)\b.*?\bv?(\d+\.\d+[\w.]*)"
+"""The first release behind an engine's name."""
+PAGES = (("docs/source/performance.md", "0.6"),)
+"""Pages that have other names since."""
 TOKENS = r"(generated |output |out )?tok(en)?s?( ?/ ?| per )s(ec(ond)?)?"
 """Units of a rate of generated tokens."""
 OF_MODEL_OPTIMIZER = ("fp8", "nvfp4")
@@ -88,7 +89,14 @@ def of_batches(row: RawRow) -> dict[str, Any]:
     measured = None if re.search(DOUBTED, row.notes) else printed or made
     out = bool(re.search(r"\boom\b", row.notes, re.IGNORECASE))
     oom = True if out else False if printed or rate else None
-    cells |= {"engine": engine, "weights": weights, "kv": kv, "latency_ms": measured, "oom": oom}
+    cells |= {
+        "engine": engine,
+        "engine_version": _version(f"{row.source} {row.notes}"),
+        "weights": weights,
+        "kv": kv,
+        "latency_ms": measured,
+        "oom": oom,
+    }
     if rate and cells["batch"] is None and cells["engine"] and not re.search(DOUBTED, row.notes):
         cells |= {"mode": "closed", "tokens_per_s": rate}
         assumed["mode"] = "a rate without a batch is that of as many requests as run at once"
@@ -129,6 +137,7 @@ def of_served(row: RawRow) -> dict[str, Any]:
         "weights": (precision or "bf16") if precision in ("", *RATED) else None,
     }
     cells["engine"] = _engine_of(row.text("backend"))
+    cells["engine_version"] = _version(f"{row.text('backend')} {row.text('backend_version')}")
     quantised = cells["engine"] == "tensorrt_llm" and row.text("gemm_quant_mode") in OF_MODEL_OPTIMIZER
     cells["kv"] = "fp8" if quantised else "bf16"
     cells |= {"ttft_ms": row.number_of("silicon_ttft_ms"), "tpot_ms": row.number_of("silicon_tpot_ms"), "oom": False}
@@ -194,6 +203,12 @@ def _engine(row: RawRow) -> str | None:
     if notes.startswith("fastertransformer") or (row.source.startswith("NeMo Framework Launcher")):
         return "fastertransformer"
     return _engine_of(f"{row.source} {notes}")
+
+
+def _version(words: str) -> str | None:
+    if found := re.search(RELEASE, words.lower()):
+        return found[1].rstrip(".")
+    return next((release for page, release in PAGES if page in words), None)
 
 
 def _engine_of(words: str) -> str | None:

@@ -7,10 +7,12 @@ conf/inference.yaml, the same for all engines.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.keys import key
+from trainer.shared.run.read import from_dict
 
 BATCHING = ("static", "continuous", "both")
 PREFILL = ("alone", "first", "mixed")
@@ -48,6 +50,8 @@ class EngineProfile:
     """One inference engine."""
 
     name: str = key("unknown", "name of the engine")
+    version: str = key("", "its release, as 0.8.2; empty = one of today")
+    earlier: list[dict[str, Any]] = key(list, "what was otherwise before a release: mappings with that release (before: '0.8') and keys of the profile")
     batching: str = key("continuous", "static: a batch begins and ends together; continuous: requests join and leave; both: static unless requests come otherwise", choices=BATCHING)
     prefill: str = key("mixed", "prompts are computed alone (static), first (decoding waits) or mixed with decoding", choices=PREFILL)
     prefill_tokens: int = key(8192, "prompt tokens of one forward pass at most", minimum=1)
@@ -72,6 +76,36 @@ class EngineProfile:
     across: str = key("what the engine's documentation says of it", "what the command needs beside where a replica is on several nodes: words with {nodes}, {ranks} and {each}, the devices of a node")
     formats: dict[str, str] = key(dict, "what {weights} becomes, by number format of the weights; none = it takes all", choices=FORMATS)
     kv_formats: dict[str, str] = key(dict, "what {kv} becomes, by number format of keys and values, where those of the weights are not kept", choices=FORMATS)
+
+
+BEFORE = "before"
+"""Key of the release in an entry of ``earlier``."""
+
+
+def released(engine: EngineProfile) -> EngineProfile:
+    """Returns the engine as it was in its ``version``, which is in its name then. What ``earlier`` says of that release precedes the other
+    keys; a candidate of a release counts as that release. Raises ``ConfigError`` for a version, or an entry, that cannot be read."""
+    if not engine.version:
+        return engine
+    if not engine.earlier:
+        raise ConfigError(f"engine.version={engine.version}: the profile of {engine.name} does not tell releases apart; leave it out")
+    data, version = asdict(engine), _release(engine.version, "engine.version")
+    entries = [(_release(entry.get(BEFORE), "engine.earlier: before"), entry) for entry in engine.earlier]
+    for limit, entry in sorted(entries, key=lambda pair: pair[0], reverse=True):
+        for name, value in entry.items() if version < limit else ():
+            if name != BEFORE:
+                data[name] = data[name] | value if isinstance(value, Mapping) and isinstance(data.get(name), dict) else value
+    return from_dict(EngineProfile, data | {"name": f"{data['name']} {engine.version}", "version": ""}, "engine.earlier: ")
+
+
+def _release(text: Any, where: str) -> Any:
+    """Reads a release, for comparisons. A number would have lost its last zero."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(Version(text).base_version)
+    except (InvalidVersion, TypeError):
+        raise ConfigError(f"{where}={text!r} is not a release; write it as in '0.8.2', in quotes in a file") from None
 
 
 def filled(engine: EngineProfile, name: str, words: Mapping[str, object]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.config.engine import EngineProfile
+from launcher.config.engine import EngineProfile, released
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainers import engine, engine_names
 from launcher.cost.inference import SERVING_DTYPE, InferenceCase, InferenceEstimate, closed, opened, static
@@ -28,6 +28,7 @@ from launcher.tables.canonical import MeasuredRun, TableColumn, Unanswerable
 from launcher.tables.cases import mixture_of
 from launcher.tables.metrics import Errors, Verdicts, by_cell, check_unit
 from launcher.tables.predictions import stacked
+from trainer.shared.run.errors import ConfigError
 from trainer.shared.run.schema import RATED, ModelConfig
 
 MODES = ("static", "closed", "open")
@@ -42,6 +43,12 @@ COLUMNS: dict[str, TableColumn] = {
         column.name: column
         for column in (
             TableColumn("engine", "profile of the engine, a file of conf/engine", "text"),
+            TableColumn(
+                "engine_version",
+                "its release, where its profile tells releases apart; unknown = one of today",
+                "text",
+                absent=canonical.UNKNOWN,
+            ),
             TableColumn("mode", "static batches, a closed loop of requests in flight, or open arrivals", "word", MODES),
             TableColumn("tensor", "tensor-parallel ranks"),
             TableColumn("pipeline", "pipeline ranks"),
@@ -174,7 +181,7 @@ def cases(rows: Sequence[MeasuredRun], hardware: dict[str, HardwareConfig]) -> t
 
 def _kind(row: MeasuredRun, shape: Shape, device: Device) -> tuple[Any, ...]:
     """Rows of one kind are predicted together."""
-    return (row["mode"], judged_by(row), repr(device), row["engine"], row["weights"], row["kv"], *_structure(shape))
+    return (row["mode"], judged_by(row), repr(device), row["engine"], row["engine_version"], row["weights"], row["kv"], *_structure(shape))
 
 
 def _structure(shape: Shape) -> tuple[Any, ...]:
@@ -195,7 +202,16 @@ def _parts(row: MeasuredRun, hardware: dict[str, HardwareConfig]) -> tuple[Shape
         raise Unanswerable("more ranks than heads or layers")
     if shape.heads % row.known("tensor"):
         raise Unanswerable("tensor degree does not divide the heads")
-    return shape, Device.of(hardware[name], row.known("gpus_per_node")), engine(row.known("engine"))
+    return shape, Device.of(hardware[name], row.known("gpus_per_node")), _engine(row.known("engine"), row["engine_version"] or "")
+
+
+@cache
+def _engine(name: str, version: str) -> EngineProfile:
+    profile = engine(name)
+    try:
+        return released(replace(profile, version=version if profile.earlier else ""))
+    except ConfigError as why:
+        raise Unanswerable(str(why)) from None
 
 
 @cache

@@ -139,20 +139,32 @@ def test_mixtures_that_no_constant_was_fitted_to_are_predicted(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("source", "profile"),
+    ("source", "profile", "version"),
     [
-        ("TensorRT-LLM performance.md (v0.6.1)", "tensorrt_llm_2023"),
-        ("TensorRT-LLM (0.5)", "tensorrt_llm_2023"),
-        ("TensorRT-LLM docs/source/performance.md", "tensorrt_llm_2023"),
-        ("TensorRT-LLM docs/source/performance/perf-overview.md", "tensorrt_llm"),
-        ("TensorRT-LLM 0.11", "tensorrt_llm"),
-        ("TRTLLM 1.2.0rc6", "tensorrt_llm"),
-        ("vLLM 0.5.4", "vllm"),
-        ("somebody", None),
+        ("TensorRT-LLM performance.md (v0.6.1)", "tensorrt_llm", "0.6.1"),
+        ("TensorRT-LLM (0.5)", "tensorrt_llm", "0.5"),
+        ("TensorRT-LLM docs/source/performance.md", "tensorrt_llm", "0.6"),
+        ("TensorRT-LLM docs/source/performance/perf-overview.md", "tensorrt_llm", None),
+        ("TensorRT-LLM 0.11, C++ session", "tensorrt_llm", "0.11"),
+        ("TRTLLM 1.2.0rc6.post1", "tensorrt_llm", "1.2.0rc6.post1"),
+        ("vLLM 0.5.4.", "vllm", "0.5.4"),
+        ("vLLM nightly-5b8c30d6", "vllm", None),
+        ("somebody 0.5", None, None),
     ],
 )
-def test_a_release_is_read_by_the_profile_of_its_time(source: str, profile: str | None) -> None:
-    assert cells_of(source=source)["engine"] == profile
+def test_an_engine_and_its_release_are_read_where_a_source_says_them(source: str, profile: str | None, version: str | None) -> None:
+    cells = cells_of(source=source)
+    assert (cells["engine"], cells["engine_version"]) == (profile, version)
+
+
+def test_a_row_is_predicted_as_its_release_runs_and_as_one_of_today_where_it_says_none() -> None:
+    row = canonical_row(cells_of(batch="8", latency_ms="250", source="TensorRT-LLM")).cells
+    versions = (None, "1.0.0rc3", "0.11", "twelve")
+    today, same, native, strange = judge([MeasuredRun(1, row | {"engine_version": one}) for one in versions], shipped_hardware())
+    assert native.latency_s > same.latency_s == today.latency_s
+    assert strange.latency_s is None and strange.reason.startswith("engine.version='twelve' is not a release")
+    other = judge([MeasuredRun(1, row | {"engine": "fastertransformer", "engine_version": "5.1"})], shipped_hardware())[0]
+    assert other.latency_s is not None, "a profile that tells no releases apart is that of all"
 
 
 def test_a_table_of_before_rates_were_read_is_read_as_it_was(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def told_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 def test_limits_that_have_to_give_together_are_told_from_those_of_which_one_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     (both,) = told_of(capsys, "sla.latency_ms=100", "sla.tpot_ms=0.5")
     assert re.match(r"nothing keeps all limits; nearest: sla.latency_ms=\S+ \(.*\) together with sla.tpot_ms=", both)
-    one, other = told_of(capsys, "sla.tpot_ms=4", "sla.cost=1")
+    one, other = told_of(capsys, "sla.tpot_ms=3", "sla.cost=1")
     assert re.match(r"nothing keeps all limits; nearest: sla.tpot_ms=\S+ \(ms per token\), by", one) and other.startswith("  or sla.cost=")
     main(["plan", *CHAT, "sla.latency_ms=100", "sla.tpot_ms=0.5", "--json"])
     (found,) = json.loads(capsys.readouterr().out)["relaxations"]
@@ -180,6 +180,13 @@ def test_no_more_is_in_flight_than_was_asked_for(name: str, concurrency: int) ->
     plan = plan_inference(compose([*BASE, f"engine={name}", f"workload.concurrency={concurrency}"]))
     in_flight = plan.values["throughput"] * plan.values["latency_ms"] / 1e3
     assert np.all(plan.table["replicas"] <= concurrency) and np.all(in_flight <= concurrency * (1 + 1e-9))
+
+
+def test_a_plan_is_that_of_the_release_which_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    today, before = (plan_inference(compose([*CHAT, "engine.version=" + version])) for version in ("0.14.0rc1", "0.13"))
+    assert np.all(before.values["tpot_ms"] > today.values["tpot_ms"]), "its scheduler was waited for"
+    assert main(["plan", *CHAT, "engine.version=0.13"]) == 0
+    assert ", vLLM 0.13, " in capsys.readouterr().out.splitlines()[0]
 
 
 def test_what_is_out_is_out_for_load_only_where_requests_arrive_and_there_is_room() -> None:

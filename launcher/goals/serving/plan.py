@@ -48,7 +48,7 @@ class ServingPlan:
         words = "".join(f", {name} {value}" for name, value in load.items() if value is not None)
         return (
             f"{config.model.family} {size} parameters in {config.serving.weights}, {work.input} tokens in, {work.output} "
-            f"out{words}, {config.engine.name}, {world(config.cluster)}"
+            f"out{words}, {self.planned.case.engine.name}, {world(config.cluster)}"
         )
 
     def answer(self, top: int, seconds: float, words: Sequence[str]) -> Answer:
@@ -58,7 +58,7 @@ class ServingPlan:
             "model": to_dict(self.config.model),
             "workload": to_dict(self.config.workload),
             "limits": to_dict(self.config.sla),
-            "engine": self.config.engine.name,
+            "engine": self.planned.case.engine.name,
             "front": [self.entry(int(row)) for row in planned.front],
             "recommended": {goal: None if row is None else self.entry(row) | self.started(row) for goal, row in recommended},
             "most_served": served and {"rate": served[0], "name": name_of(planned.table[served[1]])},

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.config.engine import released
 from launcher.config.inference import SlaConfig, WorkloadConfig
 from launcher.config.schema import Config
 from launcher.cost.calibration import measured
@@ -203,6 +204,7 @@ def front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def plan_inference(config: Config) -> InferencePlan:
     """Plans ``config``. ``ConfigError`` if its settings contradict each other."""
+    config = replace(config, engine=released(config.engine))
     check(config)
     table, dropped = serving_space(config)
     found = _predicted(config, table, dropped)

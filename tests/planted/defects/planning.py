@@ -10,6 +10,27 @@ ARMS = "launcher/search/arms.py"
 
 DEFECTS = [
     Defect(
+        "what was before a release is what came with it",
+        "launcher/config/engine.py",
+        "if version < limit else ()",
+        "if version >= limit else ()",
+        "tests/config/test_engine_releases.py",
+    ),
+    Defect(
+        "a plan is that of the newest release of an engine",
+        "launcher/planning/serving/plan.py",
+        "    config = replace(config, engine=released(config.engine))\n",
+        "    config = replace(config, engine=replace(config.engine, version=released(config.engine).version))\n",
+        "tests/cost/test_plan_inference.py",
+    ),
+    Defect(
+        "a measured row is predicted as the newest release of its engine",
+        "launcher/tables/inference.py",
+        'version=version if profile.earlier else "")',
+        'version="")',
+        "tests/cost/test_inference_tables.py",
+    ),
+    Defect(
         "steps of an early phase count as those of all",
         "launcher/search/loss.py",
         "return one.mean_step_s(measured.phases, steps) or measured.seconds",
