@@ -27,12 +27,12 @@ from benchmarks.fit import FitProblem, Parameters, fit, left_out_parameters, mac
 from launcher.config.folders import conf_dir
 from launcher.config.hardware import hardware_files
 from launcher.config.schema import HardwareConfig
-from launcher.config.uncertainty import OF_PARTS, Widths, shipped_widths, uncertainty_file
+from launcher.config.uncertainty import OF_PARTS, Widths, growth, shipped_widths, uncertainty_file
 from launcher.cost.known import KNOWN, MeasuredPoints, rates_assumed
 from launcher.cost.model import estimate
 from launcher.cost.normal import normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
-from launcher.cost.uncertainty import HIGH, LOW, Traits, between, columns, coordinates, own_variance, squared_distance
+from launcher.cost.uncertainty import HIGH, LOW, Traits, between, columns, coordinates, own_variance, rated, squared_distance
 from launcher.tables.canonical import MeasuredRun, Unanswerable, read
 from launcher.tables.cases import TableCase, asked_cells, table_case
 from launcher.tables.predictions import predict_rows
@@ -93,7 +93,8 @@ class Missed:
         return float(scipy.special.logsumexp(np.log(weights) + found) + np.linalg.slogdet(turned)[1])
 
     def levels(self, widths: Widths) -> np.ndarray:
-        """(n,) probability that was given to a measurement below the one seen: uniform if the widths are right."""
+        """(n,) probability that was given to a measurement below the one seen: uniform if the widths are right, which are those that are
+        told so far away (``launcher.config.uncertainty.widened``)."""
         found = [self._levels(each) for each in (widths, replace(widths, rate=widths.chip))]
         return np.where(self.assumed, found[1], found[0])
 
@@ -104,7 +105,9 @@ class Missed:
 
     def _levels(self, widths: Widths) -> np.ndarray:
         nodes, weights = FINE, normal_pdf(FINE) / normal_pdf(FINE).sum()
-        variance = own_variance(widths, self.traits).at(np.exp(2 * widths.scale * nodes)[:, None])
+        near = own_variance(replace(widths, rate=0.0), self.traits).at(np.exp(2 * widths.scale * nodes)[:, None])
+        grown = np.array([growth(widths, distance) for distance in self.distance.tolist()])
+        variance = near * grown**2 + (widths.rate * rated(self.traits)) ** 2
         return np.asarray(weights @ scipy.special.ndtr(self.ratios / np.sqrt(variance + widths.noise**2)))
 
 
@@ -208,15 +211,14 @@ def predicted_without(problem: FitProblem, fitted: Mapping[str, Parameters]) -> 
 
 
 def likeliest(missed: Sequence[Missed], start: Widths, rounds: int = 60) -> Widths:
-    """The widths of step times under which the misses are most likely."""
+    """The widths of step times under which the misses are most likely, and how far away their sources are."""
 
     def widths(logarithms: np.ndarray) -> Widths:
         return replace(start, **dict(zip(LEARNT, np.exp(np.clip(logarithms, -7, 2)).tolist())))
 
     first = np.log([max(getattr(start, name), 0.02) for name in LEARNT])
-    return widths(
-        scipy.optimize.minimize(lambda found: unlikely(missed, widths(found)), first, method="L-BFGS-B", options={"maxiter": rounds}).x
-    )
+    found = scipy.optimize.minimize(lambda found: unlikely(missed, widths(found)), first, method="L-BFGS-B", options={"maxiter": rounds}).x
+    return replace(widths(found), seen=float(np.quantile([each.distance.mean() for each in missed], FARTHEST)))
 
 
 def unlikely(missed: Sequence[Missed], widths: Widths) -> float:
@@ -328,8 +330,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_code
     missed = found.missed()
-    seen = float(np.quantile([each.distance.mean() for each in missed], FARTHEST))
-    widths = replace(memory_widths(given.tables, likeliest(missed, shipped_widths())), seen=seen)
+    widths = memory_widths(given.tables, likeliest(missed, shipped_widths()))
     text = document(widths, found)
     if given.write:  # before anything is printed, whose reader may go away
         (conf_dir() / "uncertainty.yaml").write_text(text)

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fit import Fit, FitProblem, fit, left_out_parameters, solve
-from benchmarks.spreads import LeftOut, Missed, likeliest, predicted_without
+from benchmarks.spreads import LeftOut, Missed, known_cells, likeliest, predicted_without
 from launcher.config.uncertainty import Widths, shipped_widths
+from launcher.cost.known import MeasuredPoints
 from launcher.tables.canonical import COLUMNS as COLUMNS_OF_RUNS
 from launcher.tables.canonical import UNKNOWN
 from launcher.tables.cases import TableCase
@@ -122,10 +123,11 @@ class Splits:
         chosen = np.flatnonzero(rows)
         found = LeftOut([self.cases[i] for i in chosen], time[chosen], causes[chosen], self.measured[chosen], parameters)
         widths = likeliest([other for other in self._of_others(rows) if len(other.ratios)], self.widths)
+        far = to_others(self.cases, rows)
         inside = np.zeros(len(chosen), dtype=bool)
         for each in found.missed():
-            assumed = each.assumed | (kind in FAMILIES)
-            inside[found.sources == each.source] = replace(each, assumed=assumed).inside(widths)
+            own = found.sources == each.source
+            inside[own] = replace(each, assumed=each.assumed | (kind in FAMILIES), distance=far[own]).inside(widths)
         return rows, Told(time[chosen].sum(axis=1), inside)
 
     def _of_others(self, rows: np.ndarray) -> Iterator[Missed]:
@@ -135,6 +137,12 @@ class Splits:
     def rows(self, chosen: Callable[[TableCase], bool]) -> np.ndarray:
         """(n,) which rows are of a kind."""
         return np.array([chosen(case) for case in self.cases])
+
+
+def to_others(cases: Sequence[TableCase], rows: np.ndarray) -> np.ndarray:
+    """Doublings from each of ``rows`` to the nearest of the other cases."""
+    places = MeasuredPoints.of([known_cells(case) for case in cases])
+    return np.asarray(places.rows(rows).apart(places.rows(~rows)).min(axis=1))
 
 
 def frozen(cases: Sequence[TableCase]) -> list[tuple[str, str, str, str]]:

@@ -36,10 +36,13 @@ class Widths:
     rate: float = 0.0  # of all that runs on matrix units here, beside ``part``: that of such a chip
 
 
+NEAREST = 1e-3
+"""Lower bound of a distance that widths grow by, in doublings."""
 LARGEST = 100.0
 """Upper bound of a width, beyond the logarithm of any ratio that was measured."""
-PLACE = ("tflops", "layers", "hidden", "seq", "gpus", "precision", "trainer")
-"""Values of a run that are kept, so that distances from it are known (``launcher.cost.known``)."""
+SIZES, KIND = ("tflops", "layers", "hidden", "seq", "gpus"), "kind"
+PLACE = (*SIZES, "precision", "trainer", KIND)
+"""Values of a run that are kept, so that distances from it are known (``launcher.cost.known``). Older files tell no kind of model."""
 OF_PARTS = ("part", "host", "communication", "bubble")
 """Widths of time parts."""
 
@@ -77,11 +80,9 @@ def _is_width(value: object) -> bool:
 
 
 def _is_place(place: object) -> bool:
-    if not isinstance(place, Mapping) or set(place) != set(PLACE):
+    if not isinstance(place, Mapping) or not set(PLACE) - {KIND} <= set(place) <= set(PLACE):
         return False
-    return all(isinstance(place[name], (int, float)) and place[name] > 0 for name in PLACE[:-2]) and all(
-        isinstance(place[name], str) for name in PLACE[-2:]
-    )
+    return all(isinstance(value, (int, float)) and value > 0 if name in SIZES else isinstance(value, str) for name, value in place.items())
 
 
 def _mangled(key: str, allowed: str) -> ConfigError:
@@ -94,9 +95,14 @@ def widest(one: Widths, other: Widths) -> Widths:
     return Widths(*map(max, dataclasses.astuple(one), dataclasses.astuple(other)))
 
 
+def growth(widths: Widths, distance: float) -> float:
+    """Returns what the widths for a question ``distance`` doublings away from all known runs are multiplied by."""
+    return 1.0 if distance <= widths.seen else distance / max(widths.seen, NEAREST)
+
+
 def widened(widths: Widths, distance: float) -> Widths:
     """Returns the widths for a question ``distance`` doublings away from all known runs: beyond ``seen``, errors grow in proportion."""
-    factor = max(1.0, distance / widths.seen)
+    factor = growth(widths, distance)
     wider = {name: factor * getattr(widths, name) for name in ("common", *OF_PARTS, "layout", "rough")}
     return dataclasses.replace(widths, **wider)
 

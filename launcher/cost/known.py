@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from launcher.config.schema import HardwareConfig
-from launcher.config.uncertainty import PLACE, Widths, known_runs, shipped_widths, uncertainty_file, widened, widest, widths_on
+from launcher.config.uncertainty import PLACE, SIZES, Widths, known_runs, shipped_widths, uncertainty_file, widened, widest, widths_on
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
 from launcher.cost.inputs.shape import Shape
@@ -20,18 +20,19 @@ from launcher.cost.uncertainty import KIND
 from trainer.shared.run.schema import RECOMPUTE
 
 KNOWN = (
-    *("source", "hardware", "tflops", "precision", "trainer", "layers", "hidden", "seq", "gpus"),
+    *("source", "hardware", "tflops", "precision", "trainer", "kind", "layers", "hidden", "seq", "gpus"),
     *("tensor", "pipeline", "micro_batch", "recompute", "missed"),
 )
 """Columns: ``tflops`` is the device's 16-bit peak, ``missed`` is measured / predicted - 1 with the source left out of the fit."""
-SIZES = ("tflops", "layers", "hidden", "seq", "gpus")
 DEGREES = ("tensor", "pipeline", "micro_batch")
 OTHER = 2.0
-"""Distance between two number formats or trainers, in doublings of a size."""
+"""Distance between two number formats, trainers or kinds of model, in doublings of a size."""
 LARGE = 0.02
 """Parts below this share of a step are not worth a warning."""
 WIDTHS = {"fp16": "bf16"}
 """Number formats of one width are one."""
+DENSE, MIXTURE, PAIR = "dense", "mixture of experts", "encoder and decoder"
+"""Kinds of model."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,15 @@ def asked_cells(case: Case, place: int) -> dict[str, Any]:
 def cells_of(device: Device, shape: Shape, layout: Any, gpus: int) -> dict[str, Any]:
     """Sizes of device and model, and the degrees of a layout."""
     sizes: dict[str, Any] = {"layers": int(shape.layers), "hidden": int(shape.hidden), "seq": int(shape.seq), "gpus": gpus}
-    sizes |= {"tflops": round(device.peak("bf16") / 1e12, 2)}
+    sizes |= {"tflops": round(device.peak("bf16") / 1e12, 2), "kind": kind_of(shape)}
     return sizes | {name: int(layout[name]) for name in DEGREES} | {"recompute": RECOMPUTE[int(layout["recompute"])]}
+
+
+def kind_of(shape: Shape) -> str:
+    """Returns the kind of a model, by its blocks."""
+    if shape.experts is not None:
+        return MIXTURE
+    return PAIR if np.any(np.asarray(shape.encoder_layers) > 0) else DENSE
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class MeasuredPoints:
 
     machines: np.ndarray  # (n, f) sizes of device and model, in doublings
     layouts: np.ndarray  # (n, g) degrees, in doublings
-    words: np.ndarray  # (n, 2) number format and trainer
+    words: np.ndarray  # (n, 3) number format, trainer and kind of model
 
     @classmethod
     def of(cls, runs: Sequence[Mapping[str, Any]]) -> MeasuredPoints:
@@ -71,7 +79,7 @@ class MeasuredPoints:
         machines = np.log2([[float(run[name]) for name in SIZES] for run in runs])
         degrees = np.log2([[float(run[name]) for name in DEGREES] for run in runs])
         kinds = np.array([[KIND * RECOMPUTE.index(str(run["recompute"])) / 2] for run in runs])
-        words = np.array([_words(run) for run in runs])
+        words = np.array([(*_words(run), run.get("kind", DENSE)) for run in runs])
         return cls(machines, np.concatenate([degrees, kinds], axis=1), words)
 
     def rows(self, index: np.ndarray) -> MeasuredPoints:

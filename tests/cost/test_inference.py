@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from launcher.config.constants import constant_entries
+from launcher.config.engine import released
 from launcher.config.hardware import shipped_hardware
 from launcher.config.schema import HardwareConfig
 from launcher.config.trainers import engine, engine_names
@@ -142,15 +143,18 @@ def test_a_synchronous_host_is_waited_for_request_by_request_and_an_asynchronous
     layouts = tuple((1, 1, 1, batch) for batch in (1, 16, 64))
     waited = {}
     for row in (1e-5, 1.0):  # seconds of the host per request
-        for name, hidden in (("vllm", False), ("sglang", True)):
+        for name, version, hidden in (("vllm", "0.13", False), ("vllm", "", True), ("sglang", "", True)):
             case = asked(*layouts, name=name)
-            found = ask(dataclasses.replace(case, constants=case.constants.on({"step": 1e-3, "row": row})))
-            waited[name, row] = np.asarray(found.step["scheduling"])
-            device = np.asarray(sum(found.step.values())) - waited[name, row] - np.asarray(found.step.get("prompts of other requests", 0.0))
-            assert waited[name, row] == pytest.approx(
+            profile = released(dataclasses.replace(case.engine, version=version))
+            found = ask(dataclasses.replace(case, engine=profile, constants=case.constants.on({"step": 1e-3, "row": row})))
+            waited[hidden, row] = np.asarray(found.step["scheduling"])
+            device = (
+                np.asarray(sum(found.step.values())) - waited[hidden, row] - np.asarray(found.step.get("prompts of other requests", 0.0))
+            )
+            assert waited[hidden, row] == pytest.approx(
                 np.maximum(1e-3 * (1 - case.constants.step_hidden), 1e-3 + row * case.batch - device) if hidden else 1e-3 + row * case.batch
             )
-    assert np.ptp(waited["sglang", 1e-5]) == 0 and np.all(waited["sglang", 1.0] < waited["vllm", 1.0])
+    assert np.ptp(waited[True, 1e-5]) == 0 and np.all(waited[True, 1.0] < waited[False, 1.0])
 
 
 def test_a_small_sum_in_one_kernel_takes_the_same_for_any_ranks_of_a_node_and_a_librarys_longer_for_more() -> None:

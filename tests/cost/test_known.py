@@ -13,11 +13,27 @@ from launcher.config.uncertainty import OF_PARTS, known_runs, shipped_widths, wi
 from launcher.cost import CostModel
 from launcher.cost.inputs.case import Case
 from launcher.cost.inputs.device import Device
-from launcher.cost.known import MeasuredPoints, asked_cells, distances, nearest_runs, place_of, rates_assumed, unmeasured, widths_at
+from launcher.cost.inputs.shape import Shape
+from launcher.cost.known import (
+    DENSE,
+    MIXTURE,
+    OTHER,
+    PAIR,
+    MeasuredPoints,
+    asked_cells,
+    distances,
+    kind_of,
+    nearest_runs,
+    place_of,
+    rates_assumed,
+    unmeasured,
+    widths_at,
+)
 from launcher.cost.parts import ATTENTION, HEAD, MATRICES, WIDTH_OF_PART
 from launcher.cost.uncertainty import Traits, between, own_variance
 from launcher.planning.plan import plan
 from tests.cost.machines import HARDWARE
+from trainer.shared.run.errors import ConfigError
 
 
 def asked(*overrides: str) -> Case:
@@ -44,6 +60,24 @@ def test_a_known_run_is_no_distance_from_itself() -> None:
 def test_another_number_format_and_larger_sizes_are_further_away() -> None:
     assert distance_of(asked("run.precision=fp32")) > distance_of(asked())
     assert distance_of(asked("model.seq=131072")) > distance_of(asked())
+
+
+def test_another_kind_of_model_is_as_far_as_another_trainer() -> None:
+    cells = asked_cells(asked(), 0)
+    others = [cells, cells | {"kind": MIXTURE}, cells | {"kind": PAIR}, cells | {"trainer": "another"}]
+    assert MeasuredPoints.of([cells]).apart(MeasuredPoints.of(others))[0] == pytest.approx([0, OTHER, OTHER, OTHER], abs=1e-6)
+    kinds = {"recipe=gpt3_175b": DENSE, "recipe=deepseek_v3": MIXTURE, "recipe=mt5_170m": PAIR}
+    assert {recipe: kind_of(Shape.of(compose([recipe]).model)) for recipe in kinds} == kinds
+
+
+def test_places_that_tell_no_kind_of_model_are_those_of_dense_ones() -> None:
+    place = place_of(asked_cells(asked(), 0))
+    before = {name: value for name, value in place.items() if name != "kind"}
+    machine = dataclasses.replace(HARDWARE["h100"], learnt={"places": [before]})
+    assert place["kind"] == DENSE and widths_at(machine, [asked_cells(asked(), 0)]) == [shipped_widths()]
+    for wrong in (before | {"kind": 7}, before | {"sort": "dense"}, {name: before[name] for name in before if name != "seq"}):
+        with pytest.raises(ConfigError, match=r"learnt\.places is not a list of mappings"):
+            widths_at(dataclasses.replace(machine, learnt={"places": [wrong]}), [asked_cells(asked(), 0)])
 
 
 def test_far_from_all_known_runs_intervals_are_wider_in_proportion() -> None:

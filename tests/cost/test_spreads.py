@@ -17,7 +17,7 @@ from benchmarks.left_out import Learner
 from benchmarks.replay import __main__ as replay
 from benchmarks.spreads import FINE, LEARNT, Missed, likeliest, runs_of
 from launcher.config.hardware import shipped_hardware
-from launcher.config.uncertainty import shipped_widths
+from launcher.config.uncertainty import shipped_widths, widened
 from launcher.cost.normal import normal_pdf
 from launcher.cost.parts import WIDTH_OF_PART
 from launcher.cost.uncertainty import Traits, between
@@ -47,6 +47,17 @@ def test_the_evidence_is_the_integral_over_all_sizes() -> None:
         quadratic = missed.ratios @ np.linalg.inv(covariance) @ missed.ratios
         summed += weight * np.exp(-0.5 * quadratic) / np.sqrt(np.linalg.det(covariance))
     assert missed.evidence(widths) == pytest.approx(np.log(summed))
+
+
+def test_an_interval_is_judged_as_wide_as_it_is_told_that_far_away() -> None:
+    widths = shipped_widths()
+    for distance in (0.0, widths.seen, 3 * widths.seen):
+        missed = dataclasses.replace(planted("a", 12, 1.0, 0), distance=np.full(12, distance), assumed=np.arange(12) > 5)
+        told = [widened(dataclasses.replace(widths, rate=rate), distance) for rate in (0.0, widths.chip)]
+        near = dataclasses.replace(missed, distance=np.zeros(12))
+        right = [near.rows(np.array([i])) for i in range(12)]
+        levels = [dataclasses.replace(one, assumed=np.zeros(1, dtype=bool)).levels(told[i > 5])[0] for i, one in enumerate(right)]
+        assert missed.levels(widths) == pytest.approx(np.array(levels))
 
 
 def test_a_run_that_two_tables_have_counts_once_under_whichever_name(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ from benchmarks.history.__main__ import SHIPPED
 from benchmarks.history.figures import rows_of
 from benchmarks.layoutbench.__main__ import asked, fixed_share, main
 from benchmarks.layoutbench.peers import Unsaid, dense
-from benchmarks.layoutbench.splits import check, freeze
+from benchmarks.layoutbench.splits import check, freeze, to_others
 from benchmarks.layoutbench.tuners import TUNERS, Outcome, tuned
 from benchmarks.replay.trials import MeasuredSweep
 from benchmarks.spreads import LeftOut
 from launcher.cost.inputs.layouts import LAYOUT_DTYPE
+from launcher.cost.inputs.shape import Experts
+from launcher.cost.known import OTHER
 from launcher.cost.parts import WIDTH_OF_PART
 from launcher.tables.cases import TableCase
 from trainer.shared.run.errors import ConfigError
@@ -60,6 +62,15 @@ def test_a_kind_of_which_there_is_one_source_has_misses_too() -> None:
     seconds = np.tile(measured[one][:, None], (1, len(WIDTH_OF_PART)))
     missed = LeftOut([cases[i] for i in one], seconds, seconds, measured[one], {}).missed()
     assert len(missed) == 1 and np.isinf(missed[0].distance).all() and len(missed[0].ratios) == len(one)
+
+
+def test_a_run_of_a_kind_that_is_left_out_is_as_far_as_the_nearest_of_another_kind() -> None:
+    """Its own kind is near, and nothing of it is known then."""
+    cases, _ = some()
+    mixture = Experts(8, 2, cases[0].shape.ffn)
+    routed = [dataclasses.replace(case, shape=dataclasses.replace(case.shape, experts=mixture)) for case in (cases[0], cases[0])]
+    far = to_others([*cases, *routed], np.arange(len(cases) + 2) >= len(cases))
+    assert far == pytest.approx([OTHER, OTHER])
 
 
 def test_splits_stay_as_they_were_frozen(tmp_path: Path) -> None:

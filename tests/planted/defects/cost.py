@@ -8,6 +8,20 @@ UNCERTAINTY, PEAK, COLLECTIVES = "launcher/cost/uncertainty.py", "launcher/cost/
 
 DEFECTS = [
     Defect(
+        "a mixture of experts is as near to dense models as they are to each other",
+        "launcher/cost/known.py",
+        'run.get("kind", DENSE)',
+        "DENSE",
+        "tests/cost/test_known.py",
+    ),
+    Defect(
+        "a run far from all others is judged by the interval of a near one",
+        "benchmarks/spreads.py",
+        "variance = near * grown**2",
+        "variance = near * grown**0",
+        "tests/cost/test_spreads.py",
+    ),
+    Defect(
         "an interval of 80 % is one of 60 %",
         UNCERTAINTY,
         "LOW, HIGH = 0.1, 0.9\n",
