@@ -1,6 +1,6 @@
 """Plant each defect in a copy of the sources, and see the gate's tests of its room fail.
 
-    python -m tests.planted                          all of them: hours
+    python -m tests.planted                          all of them: half an hour on two cores
     python -m tests.planted --room state --jobs 2
     python -m tests.planted --name "the norm counts replicas of a shard again"
 

@@ -15,6 +15,7 @@ from launcher.trials.store import Store
 from tests.sweep.support import trial_json, until
 from tests.warm import DEVNULL, Process
 from trainer.shared.records.outcome import Reason, Status
+from trainer.shared.run.files import last_object
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +63,7 @@ def running(runs: Path) -> Path:
     """The folder of the trial that runs, once it has made a step."""
     path: Path = until(lambda: list(runs.glob("trials/*/metrics.jsonl")))[0].parent
     until(lambda: trial_json(path).get("status") == "running")
+    until(lambda: (last_object(path / "metrics.jsonl") or {}).get("step"))  # the file is there before its first line is
     return path
 
 
