@@ -40,8 +40,8 @@ NEAREST = 1e-3
 """Lower bound of a distance that widths grow by, in doublings."""
 LARGEST = 100.0
 """Upper bound of a width, beyond the logarithm of any ratio that was measured."""
-SIZES, KIND = ("tflops", "layers", "hidden", "seq", "gpus"), "kind"
-PLACE = (*SIZES, "precision", "trainer", KIND)
+SIZES = ("tflops", "layers", "hidden", "seq", "gpus")
+PLACE = (*SIZES, "precision", "trainer", "kind")
 """Values of a run that are kept, so that distances from it are known (``launcher.cost.known``). Older files tell no kind of model."""
 OF_PARTS = ("part", "host", "communication", "bubble")
 """Widths of time parts."""
@@ -80,7 +80,7 @@ def _is_width(value: object) -> bool:
 
 
 def _is_place(place: object) -> bool:
-    if not isinstance(place, Mapping) or not set(PLACE) - {KIND} <= set(place) <= set(PLACE):
+    if not isinstance(place, Mapping) or not set(PLACE) - {"kind"} <= set(place) <= set(PLACE):
         return False
     return all(isinstance(value, (int, float)) and value > 0 if name in SIZES else isinstance(value, str) for name, value in place.items())
 
