@@ -20,6 +20,9 @@ from tests.clusters.slurm.process import wait_for
 from trainer.shared.records.outcome import Reason, Status
 from trainer.shared.run.files import read_json
 
+# One process runs them all, also those that want the cluster alone: the played controller is one for the whole cluster.
+pytestmark = pytest.mark.xdist_group("test_kubernetes_indexed.py")
+
 
 @pytest.fixture(scope="module")
 def indexed(kubernetes: Kubernetes) -> Iterator[Kubernetes]:

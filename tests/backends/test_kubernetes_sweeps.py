@@ -271,6 +271,28 @@ def test_a_launcher_whose_namespace_is_gone_ends_with_a_plain_line_and_its_trial
     assert {record.detail for record in Store(stage.folder).sweep("many").records} == {FORGOTTEN}
 
 
+def test_a_launcher_that_lost_its_rights_while_its_trials_wait_to_be_submitted_again_ends_with_a_plain_line(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a namespace goes and takes the pods first. No trial is under way: none is asked about, and only to submit and to look for what
+    was submitted is refused."""
+    submit, rights = backend.KubernetesBackend.submit, stage.kubernetes.api("RbacAuthorizationV1Api")
+
+    def withdrawn_before(self: backend.KubernetesBackend, requests: Any) -> Any:
+        if any(request.job.attempt for request in requests):
+            rights.delete_namespaced_role_binding("launcher", stage.namespace)
+        return submit(self, requests)
+
+    monkeypatch.setattr(backend.KubernetesBackend, "submit", withdrawn_before)
+    for module in (client, backend):
+        monkeypatch.setattr(module, "REFUSED_SECONDS", 1.0)
+    words = rf"refuses what it granted until .*: in namespace {stage.namespace} you may not: .* 'trireme cancel --forget SWEEP' gives up"
+    with pytest.raises(ConfigError, match=words):
+        sweep(stage.folder, stage.cluster({"evict": "The node was low on resource: ephemeral-storage.", "log": ""}), 1, 1)
+    (record,) = Store(stage.folder).sweep("many").records
+    assert (record.status, record.attempt) == (Status.SUBMITTED, 1)
+
+
 @pytest.mark.campaign("kubernetes")
 def test_a_sweep_waits_for_a_server_that_has_lost_its_database(
     stage: Stage, control: ControlPlane, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

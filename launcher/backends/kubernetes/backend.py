@@ -137,6 +137,7 @@ class KubernetesBackend(Backend):
 
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
         """Jobs whose objects are all there. One that a killed launcher created in part is completed by submitting it again."""
+        self._ask_for_rights()
         roots = {root["metadata"]["name"]: root for root in self._client.list(SERVICES, labelSelector=_OURS)["items"]}
         found = {}
         for job in jobs:
@@ -151,8 +152,7 @@ class KubernetesBackend(Backend):
 
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:
         """From the mirrors; a final state only after the job's objects have been read again."""
-        if self._client.refused_s() > REFUSED_SECONDS:
-            self._ask_for_rights()
+        self._ask_for_rights()
         self._try_over_quota()
         known = self._watched(handles)
         partly = self._partly_placed()
@@ -247,7 +247,9 @@ class KubernetesBackend(Backend):
                 self.__dict__[name].close()
 
     def _ask_for_rights(self) -> None:
-        """Raises ``ConfigError`` if the server says that the refused request is no longer permitted."""
+        """Where a request has been refused for long: raises ``ConfigError`` if the server says that it is no longer permitted."""
+        if self._client.refused_s() <= REFUSED_SECONDS:
+            return
         self._brief.forget_grants()  # it may have asked before, and a withdrawn right would count as silence for good
         try:
             missing = self._brief.refused(self._kind.rights)
