@@ -65,8 +65,8 @@ def assumptions(row: RawRow, source: Source, cells: Mapping[str, Any]) -> dict[s
         found["recompute"] = "usual of the source"
     if "vocab" in found and source.vocab:
         found["vocab"] = "usual of the source"
-    for name in ("tied", "dropout"):
-        found[name] = "usual of the source" if getattr(source, name) is not None else "usual of the family"
+    for name, said in {"tied": source.ties(cells["ffn"]), "dropout": source.dropout}.items():
+        found[name] = "usual of the source" if said is not None else "usual of the family"
     found |= {name: "the source's recipe" for name, raw in (FROM_RECIPES | STATED_BY).items() if raw in recipe_cells(row)}
     if row.text("arch") == "moe":
         found |= {name: "model card, or notes" for name in (*BY_NAME, "ffn", "head_width") if cells[name]}

@@ -44,7 +44,8 @@ def model_cells(row: RawRow, source: Source) -> dict[str, Any]:
     cells["vocab"] = cells["vocab"] or source.vocab or (32000 if llama else 51200)
     latent = latent_of(row.text("model")) if arch == "moe" else LatentAttention(0, 0)
     cells["head_width"] = 128.0 if latent.query_rank else _head_width(row, hidden, cells["heads"]) if hidden else None
-    cells["tied"] = not llama if source.tied is None else source.tied
+    tied = source.ties(cells["ffn"])
+    cells["tied"] = not llama if tied is None else tied
     cells |= pair_cells(row)
     tuning = tuning_of(row)
     cells |= {

@@ -25,6 +25,7 @@ class Source:
     vocab: int | None = None
     dropout: bool = False  # of its GPTs
     tied: bool | None = None  # None: as the family usually is
+    tied_below: int = 0  # inner width: smaller models are tied
     balance: str = "equal"  # how blocks are dealt out to stages
     micro_batches: str = ""  # where their size is blank and there are stages: "as stages", or of one sample
     sharding: str = ""  # where the cell is blank
@@ -32,6 +33,10 @@ class Source:
     since: int = 0  # year of the first row that this describes
     reports: str = "allocated"  # what its peak memory counts: allocated or reserved by the trainer, or all of the device
     changes: Mapping[str, object] = field(default_factory=dict)  # keys of the profile in which this row differs from it
+
+    def ties(self, inner: int | None) -> bool | None:
+        """Returns whether embedding and head share their matrix in a model of this inner width; None if the source does not say."""
+        return inner < self.tied_below if self.tied_below and inner else self.tied
 
 
 SOURCES = (
@@ -68,6 +73,8 @@ SOURCES = (
     Source(r"InternEvo|InternLM", "internevo"),
     Source(r"Pax", "pax"),
     Source(r"JAX|MaxText", "jax"),
+    # Its scripts/scaling_benchmarks.py ties them where intermediate_size < 10_000. The sizes in the models' names count them so.
+    Source(r"nanotron benchmark summary|Ultra-scale playbook", "nanotron", True, tied_below=10_000),
     Source(r"nanotron", "nanotron", True),
     Source(r"FSDP|LitGPT|Lightning|AutoModel|KempnerForge", "fsdp"),
     Source(r"trireme|^$", "trireme"),

@@ -14,6 +14,7 @@ from benchmarks.published.raw import RawRow
 from benchmarks.published.sources import source_of
 from launcher.config.trainers import changed, profile
 from launcher.cost import predict
+from launcher.cost.inputs.shape import Shape
 from launcher.tables.canonical import COLUMNS, MeasuredRun, written
 from launcher.tables.validation import PredictedRun, judge
 from tests.cost.machines import HARDWARE, cluster, layout, mixed
@@ -224,6 +225,24 @@ def test_torchtitan_once_made_as_many_micro_batches_as_stages(year: str, size: i
 def test_the_methods_of_the_paper_on_vocabulary_parallelism(notes: str, name: str, balance: str) -> None:
     found = source_of(RawRow(1, {"source": "Vocabulary Parallelism (arXiv 2411.05288)", "notes": notes}))
     assert (profile(found.trainer).name, found.balance, found.tied) == (name, balance, False)
+
+
+@pytest.mark.parametrize(
+    ("billions", "layers", "hidden", "inner"),
+    [(1.34, 16, 2048, 8192), (3.57, 28, 3072, 8192), (8.86, 32, 4096, 14336), (80, 80, 8192, 28672)],
+)
+def test_models_have_the_size_that_their_name_says_with_embeddings_tied_as_the_script_of_the_source_has_it(
+    billions: float, layers: int, hidden: int, inner: int
+) -> None:
+    shape = {"layers": layers, "hidden": hidden, "heads": hidden // 128, "ffn": inner, "vocab": 131072, "seq": 4096}
+    cells = canonical(
+        row(source="nanotron benchmark summary", year="2025", arch="llama", model="Llama-style", **{k: str(v) for k, v in shape.items()})
+    )
+    assert cells["tied"] is (inner < 10_000)
+    made = ModelConfig(
+        **{k: cells[k] for k in ("family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")}, tied=cells["tied"]
+    )
+    assert Shape.of(made).parameters / 1e9 == pytest.approx(billions, rel=0.006)
 
 
 def test_our_own_runs_are_predicted_by_validate_as_by_plan() -> None:
