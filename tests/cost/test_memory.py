@@ -121,6 +121,34 @@ def test_full_attention_scores_cost_memory_that_a_flash_kernel_does_not() -> Non
     assert written - flash > 32 * 32 * 4096**2 * 2 * 0.9
 
 
+@given(tensor=st.sampled_from([1, 2, 8, 16]), pipeline=st.sampled_from([1, 2]), replicas=st.sampled_from([1, 4]), batches=st.integers(1, 3))
+def test_what_the_device_has_not_summed_yet_stays_where_the_host_runs_ahead(
+    tensor: int, pipeline: int, replicas: int, batches: int
+) -> None:
+    """PyTorch before 2.8: two whole gradients a block, beside all activations of the next micro-batch; where the host waits for the device in
+    between, or there is no next one, beside what backward has left of them, and nothing where that is less."""
+    model = ModelConfig(family="llama", layers=32, hidden=4096, heads=32, ffn=14336, vocab=32000, seq=4096)
+    asked = layout(tensor, pipeline, replicas, micro_batch=2, sequence_parallel=tensor > 1)
+    delayed, prompt = (
+        predict(
+            model,
+            asked,
+            mixed(2 * replicas * batches),
+            cluster(tensor * pipeline * replicas, "h100"),
+            changed(profile("nanotron"), {"memory.late_frees": late}),
+        )
+        for late in (True, False)
+    )
+    more = delayed.memory[memory.PASSING] - prompt.memory[memory.PASSING]
+    whole = 2 * 32 / pipeline * 2 * 4096 * 4096 * 2
+    if tensor == 1:
+        assert more == 0
+    elif pipeline == 1 and batches > 1:
+        assert more == pytest.approx(whole)
+    else:
+        assert 0 <= more < whole and (more > 0) == (tensor == 16)
+
+
 def test_a_device_without_rates_is_refused_in_plain_words() -> None:
     nothing = dataclasses.replace(HARDWARE["a100_80"], peak_tflops={})
     with pytest.raises(ConfigError, match="has no peak_tflops; choose a file of conf/hardware"):

@@ -113,6 +113,7 @@ def test_a_table_is_predicted_as_its_rows_are() -> None:
     assert many.fits == pytest.approx([one.fits for one in alone])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "hardware"), [("trireme", "h100"), ("fsdp", "a100_80"), ("megatron_core", "b200"), ("trireme", "cpu")])
 def test_layouts_that_differ_in_their_shards_alone_have_their_own_predictions(trainer: str, hardware: str) -> None:
     """What does not hang on shards is shared by neighbours in a table; a table in another order, or with repeats, says the same."""

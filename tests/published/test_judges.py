@@ -15,6 +15,8 @@ from benchmarks.spreads import LeftOut
 from launcher.cost.parts import WIDTH_OF_PART
 from launcher.tables.canonical import MeasuredRun
 
+pytestmark = pytest.mark.slow
+
 JUDGE, OTHER = sorted(judges())[:2]
 RATES = {"CDNA 3 16 bit", "CDNA 4 16 bit"}
 

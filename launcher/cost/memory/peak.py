@@ -55,8 +55,8 @@ def _stage(case: Case, held: StageShare, kind: str, kept: Sequence[SavedActivati
     blocks = [getattr(stack, kind) for stack in held.stacks]
     begins = 0.0 if held.borders is None else getattr(held.borders, kind)
     parts |= flying(case, kind, blocks, kept, activations.streams(case, kind == "first", blocks, begins))
-    parts[PASSING] = passing(case)
     freed = sum(count * stored(case, each) for count, each in zip(blocks, kept))
+    parts[PASSING] = passing(case) + freed_late(case, sum(blocks), freed)
     update(case, parts, freed, 4 * case.shard("optimizer", dense, expert), copies)
     stays = parts[WEIGHTS] + parts[GRADIENTS] + parts[OPTIMIZER]
     parts[FRAGMENTS] = case.constants.fragmentation * (total(parts) - stays) + case.constants.padding * stays
@@ -241,6 +241,17 @@ def passing(case: Case) -> Array:
     pass around a ring."""
     inner = 2 * case.width * case.tokens * (case.shape.hidden + activations.inner_width(case) / case.tensor)
     return inner + 3 * activations.lent(case) + activations.travelling(case)
+
+
+def freed_late(case: Case, blocks: Array, freed: Array) -> Array:
+    """Gradients of the inputs of a block's two products with cut outputs, which tensor ranks have been asked to sum and the device has not
+    summed yet. The host, about a thousand launches ahead, has given out the activations of the next micro-batch by then; where it waits for
+    the device between micro-batches, in a pipeline, or there is one, only what backward frees itself (``freed`` bytes) makes room."""
+    if not case.trainer.memory.late_frees:
+        return np.zeros_like(case.tokens)
+    whole = 2 * blocks * case.tokens * case.shape.hidden * case.width
+    again = (case.micro_batches > 1) & (case.pipeline == 1)
+    return np.where(case.tensor > 1, np.where(again, whole, np.maximum(whole - freed, 0.0)), 0.0)
 
 
 def update(case: Case, parts: Parts, freed: Array, copies: Array, directions: Array) -> None:
