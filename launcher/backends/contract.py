@@ -92,8 +92,8 @@ class Backend(ABC):
 
     @abstractmethod
     def find(self, jobs: Sequence[Job]) -> dict[str, Handle]:
-        """Handles, by job name, of jobs that exist on the backend: orphans of a launcher killed between submission and record. Raises as
-        ``poll`` does."""
+        """Returns handles, by job name, of jobs that exist on the backend: orphans of a launcher killed between submission and record.
+        Raises as ``poll`` does."""
 
     @abstractmethod
     def poll(self, handles: Sequence[Handle]) -> list[JobState]:

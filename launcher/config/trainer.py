@@ -98,7 +98,7 @@ class MemoryProfile:
     buckets_at_end: bool = key(False, "a pipeline fills its buckets after its last micro-batch")
     pooled_buffers: bool = key(False, "gathered parameters and unsharded gradients live in a pool that never shrinks")
     live_parameters: Optional[float] = key(None, "most sharded parameters that are gathered at a time; null = no limit", minimum=0)
-    late_frees: bool = key(False, "gradients that tensor ranks sum beside a product are free again when the device has come there, not the host "
+    late_frees: bool = key(False, "gradients that tensor ranks sum beside a product are freed when the device has summed them, not when the host lets go "
         "(record_stream of torch.distributed)")
     late_gradients: bool = key(False, "backward allocates gradient shards while it frees the stored inputs of blocks")
     keeps_expert_outputs: bool = key(False, "outputs of experts stay for the gradients of their weights, with what names their order")

@@ -247,7 +247,7 @@ class KubernetesBackend(Backend):
                 self.__dict__[name].close()
 
     def _ask_for_rights(self) -> None:
-        """Where a request has been refused for long: raises ``ConfigError`` if the server says that it is no longer permitted."""
+        """Raises ``ConfigError`` if requests have been refused for long and the server says that they are no longer permitted."""
         if self._client.refused_s() <= REFUSED_SECONDS:
             return
         self._brief.forget_grants()  # it may have asked before, and a withdrawn right would count as silence for good

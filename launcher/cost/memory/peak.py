@@ -244,9 +244,11 @@ def passing(case: Case) -> Array:
 
 
 def freed_late(case: Case, blocks: Array, freed: Array) -> Array:
-    """Gradients of the inputs of a block's two products with cut outputs, which tensor ranks have been asked to sum and the device has not
-    summed yet. The host, about a thousand launches ahead, has given out the activations of the next micro-batch by then; where it waits for
-    the device between micro-batches, in a pipeline, or there is one, only what backward frees itself (``freed`` bytes) makes room."""
+    """Returns bytes of input gradients of a block's two column-parallel products that the device has not summed over tensor ranks yet.
+
+    The host runs ahead of the device and has allocated the activations of the next micro-batch by then. In a pipeline it waits for the
+    device between micro-batches: there, and with one micro-batch, the ``freed`` bytes of backward make room.
+    """
     if not case.trainer.memory.late_frees:
         return np.zeros_like(case.tokens)
     whole = 2 * blocks * case.tokens * case.shape.hidden * case.width
